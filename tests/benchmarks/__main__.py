@@ -18,7 +18,7 @@ from tests.benchmarks.measure import Report
 from tests.suite.clusters import SERVERS
 
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
-"""A writer pays for its commit, as it does on a server that is used."""
+"""Commits are durable, as on a server in production."""
 
 BENCHMARKS = (
     "capture",

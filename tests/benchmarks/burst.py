@@ -16,7 +16,7 @@ from tests.benchmarks.measure import Report, section, wall
 FEW = 2000
 TIMES = 4
 SHORT = 0.02
-"""Seconds. Shorter measurements of the large burst are mostly fixed costs."""
+"""The minimum time of a measurement in seconds. In shorter times fixed costs hide the cost of the changes."""
 
 
 BURSTS = (
@@ -45,7 +45,7 @@ def seconds(
     statistics: Callable[[psycopg.Connection], None],
     n: int,
 ) -> dict[str, float]:
-    """The time of each operation, in a database of its own."""
+    """Return the time of each operation, in a new database."""
     with psycopg.connect(conninfo, autocommit=True) as server:
         server.execute("create database burst")
         db = make_conninfo(conninfo, dbname="burst")

@@ -20,7 +20,7 @@ from tests.benchmarks.measure import Report, ratio, section, side_by_side, wall
 
 FEED = CommitFeed("detached", 0)
 MOST = 1.3
-"""How many times as much as the classic way a detached batch may take."""
+"""The maximum time of a detached batch, as a multiple of the time of the classic way."""
 
 
 def run(conninfo: str, report: Report) -> None:

@@ -55,7 +55,7 @@ def copied_in(connection: psycopg.Connection[Any], table: str, batch: int, event
 
 
 def rows_of(connection: psycopg.Connection[Any], query: str) -> int:
-    """How many rows a query gives, all of them read."""
+    """Read all rows of a query, and return their number."""
     with connection.cursor() as cursor:
         with cursor.copy(f"copy ({query}) to stdout") as copy:
             deque(copy, maxlen=0)
@@ -68,7 +68,7 @@ def publisher(conninfo: str, table: str, batch: int, events: int) -> None:
 
 
 def together(connection: psycopg.Connection[Any], conninfo: str, report: Report) -> None:
-    """Events a second of one publisher and one consumer at once, both at work to the end."""
+    """Return the events a second if one publisher and one consumer work at the same time, until both have finished."""
     connection.execute(f"create table plain (id varchar(24), {COLUMNS}, subscription_id varchar(24))")
     connection.execute("create table filled (like plain including all)")
     connection.execute("insert into pgmb.subscriptions (group_id) values ('bench')")
@@ -171,7 +171,7 @@ def by_cursor(conninfo: str, limit: int, events: int) -> int:
 
 
 def dispatch(connection: psycopg.Connection[Any], groups: int, goal: float | None, report: Report) -> None:
-    """CPU of dispatching events, each to one of so many groups under one condition."""
+    """Report the CPU time to dispatch events, each to one of ``groups`` groups with the same condition."""
     connection.execute(
         "insert into pgmb.subscriptions (group_id, conditions_sql, params) "
         "select 'g' || g, %s, jsonb_build_object('topic', 't' || g) from generate_series(1, %s::int) as g",

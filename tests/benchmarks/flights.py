@@ -1,4 +1,4 @@
-"""A table of flights, and statements that write so many rows of it each: what a capture is measured by."""
+"""A table of flights, and statements that each write a given number of its rows, for measurements of captures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = (
 )
 
 WARMING = 20
-"""Statements that go before those that count: emptying the tables made the session forget its plans."""
+"""Statements that run before the measurement, because a session forgets its plans when a table is emptied."""
 
 
 def written(

@@ -15,9 +15,9 @@ from tests.benchmarks.measure import Report, cost_of, section
 FEEDS, PARTITIONS, WIDTH = 50, 1_000, 20
 """Idle consumers, partitions of the commit queue that come after their last commit, and transactions of each."""
 MESSAGES = 100_000
-"""Messages that a selector does not want."""
+"""Messages that no selector matches."""
 NOTES = 17_280
-"""Notes of a day: one each five seconds."""
+"""The samples of a day: one every five seconds."""
 EVENTS, DAYS, SECONDS = 200_000, 100, 1.0
 """Events that a group has not read, the partitions in which they are, and the longest that health takes."""
 
@@ -76,7 +76,7 @@ def partitions(connection: psycopg.Connection, conninfo: str, report: Report) ->
 
 
 def selectors(connection: psycopg.Connection, report: Report) -> None:
-    """A consumer of messages that wants none of them: nothing wakes it."""
+    """A consumer of messages whose selector matches none of them, so nothing wakes it."""
     connection.execute("select mbus.create_queue('unwanted', 16)")
     connection.execute(
         "select mbus.create_consumer('none', 'unwanted', %s)", ["(t.properties -> 'kind') = 'rare'"]

@@ -39,7 +39,7 @@ ROUNDS = int(os.environ.get("ROUNDS", "5"))
 SMALL = 1000
 FILES = 3
 ONE_PERCENT = 100
-"""The mirror changes one of so many keys."""
+"""The mirror changes one key in this number of keys."""
 
 NUMBERS = count(1)
 LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"

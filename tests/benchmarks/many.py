@@ -21,7 +21,7 @@ from tests.benchmarks.watch import milliseconds_a_feed
 
 TABLES, FEEDS, FAULTS = 100, 50, 1_000_000
 GOAL = 1.2
-"""Times the cost without."""
+"""The cost with them, as a multiple of the cost without."""
 CONSUMERS, FEW, MANY = 20, 5_000, 100_000
 """Consumers of a message queue, and two backlogs of it."""
 LONGEST = 1
@@ -152,7 +152,7 @@ def in_default(connection: psycopg.Connection) -> int:
 
 @contextmanager
 def writers(conninfo: str, count: int = 4) -> Iterator[list[float]]:
-    """Sessions that write commits one by one while the block runs; how long each waited."""
+    """Run sessions that write one commit after another while the block runs. Yield the times that they waited."""
     waited, ended = [0.0], threading.Event()
 
     def write() -> None:

@@ -52,7 +52,7 @@ def wall(work: Callable[[], object]) -> float:
 
 
 def side_by_side(rounds: int, *contenders: Callable[[], T]) -> list[list[T]]:
-    """Each contender's figures, taken in turn, A B A B, so that a drifting machine troubles all alike."""
+    """Measure the contenders in turn, A B A B, so that a change in the machine's speed affects all of them alike."""
     figures: list[list[T]] = [[] for _ in contenders]
     for _ in range(rounds):
         for row, contender in zip(figures, contenders, strict=True):
@@ -61,7 +61,7 @@ def side_by_side(rounds: int, *contenders: Callable[[], T]) -> list[list[T]]:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the ratios pair by pair."""
+    """Return the median of the ratios of the pairs."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 

@@ -83,5 +83,5 @@ def server_cpu(connection: psycopg.Connection[Any]) -> float:
 
 
 def _ticks(pid: int) -> list[int]:
-    """User, system, and those of children that have ended."""
+    """The CPU times of the process, user and system, and those of its children that have ended."""
     return [int(n) for n in Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:15]]

@@ -1,4 +1,4 @@
-"""How soon the page shows a thousand consumers, and what its look costs the database."""
+"""The time until the page shows a thousand consumers, and the cost of its queries for the database."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def commit(connection: psycopg.Connection, count: int) -> None:
 
 
 def look(connection: psycopg.Connection) -> float:
-    """Seconds of CPU that what the page asks takes."""
+    """Return the CPU seconds of the server for the queries of the page."""
     from airflow_pgchange.plugins.questions import Status
 
     status = Status()
@@ -72,7 +72,8 @@ def look(connection: psycopg.Connection) -> float:
 
 
 def first_views() -> list[float]:
-    """Seconds from a click in the browser to the table, each time of an API server that has not looked yet."""
+    """Return the seconds from a click in the browser to the table, each time with an API server that has not queried
+    yet."""
     with tempfile.TemporaryDirectory() as made:
         folder, port = Path(made), free_port()
         pages.prepare(folder, f"http://127.0.0.1:{port}")

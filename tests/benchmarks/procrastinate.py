@@ -13,7 +13,7 @@ from procrastinate import App, PsycopgConnector, SyncPsycopgConnector
 from tests.benchmarks.measure import wall
 
 CONCURRENCY = 10
-"""Jobs that the worker has in hand at once: more made it no faster."""
+"""The worker's concurrency: a higher one made it no faster."""
 
 
 def install(conninfo: str) -> None:
@@ -22,7 +22,7 @@ def install(conninfo: str) -> None:
 
 
 def together(conninfo: str, payload: str, batch: int, jobs: int) -> float:
-    """Jobs a second of one publisher, so many a batch, and one worker at once, both at work to the end."""
+    """Return the jobs a second of one publisher, with this number of jobs in a batch, and one worker at the same time."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("truncate procrastinate_jobs, procrastinate_workers cascade")
         connection.execute("checkpoint")
@@ -53,7 +53,7 @@ def _publish(conninfo: str, payload: str, batch: int, jobs: int) -> None:
 
 
 async def _work(conninfo: str, jobs: int) -> None:
-    """Until all jobs are done."""
+    """Wait until all jobs are done."""
     left, done = jobs, asyncio.Event()
     app = App(connector=PsycopgConnector(conninfo=conninfo))
 

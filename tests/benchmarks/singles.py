@@ -32,7 +32,7 @@ def run(conninfo: str, report: Report) -> None:
 
 
 def calls(connection: psycopg.Connection, query: str) -> float:
-    """Microseconds of one call: the least of some rounds, as other work on the machine only adds."""
+    """Microseconds of one call: the minimum of some rounds, because other work on the machine can only add to it."""
 
     def work() -> None:
         for _ in range(CALLS):

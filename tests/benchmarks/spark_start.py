@@ -205,7 +205,7 @@ def starts(bench: Bench, remote: str, report: Report) -> None:
 
 
 def crossing(bench: Bench, report: Report) -> None:
-    """The first batch of a session, whose executors' Python has everything to load, and the one behind it."""
+    """The first batch of a session, in which the executors' Python imports everything, and the next batch."""
 
     def path(small: int, changes: int) -> Callable[[], list[float]]:
         application = bench.application("several", SEVERAL, small)

@@ -13,7 +13,7 @@ from tests.benchmarks.measure import Report, cpu_of, section
 FEW, MANY = 100, 800
 """Captured tables."""
 GROWTH = 1.3
-"""Times the CPU a table with few tables."""
+"""The maximum CPU time, as a multiple of that with few tables."""
 WRITTEN = 200
 """Tables of each sort that a session writes to."""
 STATEMENTS = {
@@ -29,7 +29,7 @@ MEMORY = {
     ("tubed", "update"): 3.3,
     ("tubed", "delete"): 2.6,
 }
-"""Times the memory of a trigger that has one insert."""
+"""The maximum memory, as a multiple of that of a trigger with a single insert."""
 
 
 def run(conninfo: str, report: Report) -> None:
@@ -48,7 +48,7 @@ def growth(connection: psycopg.Connection, conninfo: str, report: Report) -> Non
 
 
 def a_table(server: psycopg.Connection, conninfo: str, count: int) -> dict[str, float]:
-    """Milliseconds of the server's CPU for each table, in a database with so many."""
+    """Return the milliseconds of the server's CPU for each table, in a database with ``count`` tables."""
     name = f"tables_{count}"
     server.execute(f"create database {name}")
     with psycopg.connect(make_conninfo(conninfo, dbname=name), autocommit=True) as connection:

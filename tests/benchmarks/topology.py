@@ -1,4 +1,5 @@
-"""Commit to the last of many clients of the relay, beside polling; a burst of changes; what a client costs in memory."""
+"""The relay: the time from a commit to the last of many clients, beside polling; a burst of changes; the memory of a
+client."""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ async def _agreeing(writer: psycopg.Connection[Any], clients: list[_Client]) -> 
 
 
 async def _move(writer: psycopg.Connection[Any], clients: list[_Client], state: str) -> int:
-    """Every range comes into a state; the number of the last change before."""
+    """Set every range of buckets to a state. Return the number of the last change before that."""
     for client in clients:
         client.forget()
     (last,) = writer.execute("select coalesce(max(index), 0) from topology.log").fetchone() or (0,)
@@ -183,15 +184,15 @@ class _Client(asyncio.Protocol):
                 future.set_exception(ConnectionError("the relay let a client go"))
 
     async def next(self) -> float:
-        """The time when anything more has come."""
+        """Return the time at which more bytes have arrived."""
         return await self._until(1)
 
     async def have(self, size: int) -> float:
-        """The time when so many bytes had come since the last change that was waited for."""
+        """Return the time at which this number of bytes had arrived since the last change."""
         return await self._until(size)
 
     def forget(self) -> None:
-        """Count from here on."""
+        """Start counting from here."""
         self._bytes = 0
 
     async def _until(self, size: int) -> float:

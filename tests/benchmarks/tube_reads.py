@@ -52,7 +52,7 @@ def repeated(connection: psycopg.Connection, query: str, times: int) -> None:
 
 
 def least(connection: psycopg.Connection) -> float:
-    """The shortest run: others on the machine only ever make one longer."""
+    """Return the shortest run, because other work on the machine can only make a run longer."""
     told = "explain (analyze, timing off, format json) execute pods"
     runs = (connection.execute(told, prepare=False).fetchone() for _ in range(RUNS))
     return min(float(row[0][0]["Execution Time"]) for row in runs if row is not None)

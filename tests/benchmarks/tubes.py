@@ -125,7 +125,7 @@ def deletion(connection: psycopg.Connection, conninfo: str, report: Report) -> N
 
 
 def worked(conninfo: str) -> float:
-    """CPU of claiming, reading and deleting all that is there."""
+    """Return the CPU time to claim, read and delete everything that is ready."""
     spent = 0.0
     while True:
         with ConsumerTransaction(FEED, conninfo) as consumer:

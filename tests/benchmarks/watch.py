@@ -44,7 +44,7 @@ def consumers(count: int) -> list[Watched]:
 
 
 def workers(conninfo: str, count: int) -> list[Watched]:
-    """Of as many tubes."""
+    """The same number of feeds, each of another tube."""
     names = [f"watched_{number}" for number in range(count)]
     with psycopg.connect(conninfo, autocommit=True) as connection:
         for name in names:
@@ -53,7 +53,7 @@ def workers(conninfo: str, count: int) -> list[Watched]:
 
 
 async def milliseconds_a_feed(conninfo: str, feeds: Sequence[Watched]) -> float:
-    """CPU of the one backend that answers, for one look at each feed."""
+    """Return the CPU time of the backend for one query of each feed."""
 
     async with watching(conninfo, feeds) as poller:
 
@@ -80,12 +80,12 @@ class Pace:
 
     @property
     def share_of_two(self) -> float:
-        """The share of a core that two looks a second take, however busy the machine is."""
+        """Return the share of a core for two queries of each feed a second, no matter how busy the machine is."""
         return 2 * self.share / self.looks
 
 
 async def pace(conninfo: str, feeds: Sequence[Watched]) -> Pace:
-    """Of a poller that is left to itself."""
+    """Return the number of queries and the share of a core of a running poller."""
     async with watching(conninfo, feeds) as poller:
         await poller.poll()
         connection = await poller.links[1].connection()

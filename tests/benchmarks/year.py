@@ -46,7 +46,7 @@ class Year:
         flights.replay(self.conninfo, self.rows, WRITERS, lambda _: None, minutes=A_DAY)
 
     def process(self, feed: CommitFeed, application: Path, **given: Any) -> int:
-        """Serve all that is there; returns how many changes that were."""
+        """Process everything that is ready, and return the number of changes."""
         from airflow_pgchange.operators.spark import SparkBatchOperator
 
         given = {"postgres_conn_id": "here", "conn_id": "beside", "max_batches": None, **given}

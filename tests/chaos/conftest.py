@@ -15,7 +15,7 @@ from tests.suite.servers import one_of
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A campaign goes one way of each of these, and in a release both."""
+    """Alternatives in a campaign. A normal run takes one of each, a release takes both."""
     for way in ("in_order", "elsewhere"):
         if way in metafunc.fixturenames:
             metafunc.parametrize(way, one_of([False, True], metafunc))
@@ -23,7 +23,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def empty_cluster(server: str) -> Iterator[Callable[..., Cluster]]:
-    """New clusters with nothing in them."""
+    """Create new, empty clusters."""
     families = itertools.count(1)
     with ExitStack() as made:
 
@@ -37,7 +37,7 @@ def empty_cluster(server: str) -> Iterator[Callable[..., Cluster]]:
 
 @pytest.fixture
 def new_cluster(empty_cluster: Callable[..., Cluster]) -> Callable[..., Cluster]:
-    """New clusters with all our schemas."""
+    """Create new clusters with all our schemas."""
 
     def make(**settings: str) -> Cluster:
         cluster = empty_cluster(**settings)
@@ -49,7 +49,7 @@ def new_cluster(empty_cluster: Callable[..., Cluster]) -> Callable[..., Cluster]
 
 @pytest.fixture
 def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.Server]:
-    """A server of S3, which all processes reach by their environment."""
+    """An S3 server, which all processes find through their environment."""
     with s3.server() as server:
         catalogs = [s3.environment(server.settings, catalog) for catalog in ("LAKE", "REST")]
         for settings in (*catalogs, deltas.environment(server)):

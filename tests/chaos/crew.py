@@ -1,6 +1,6 @@
-"""Processes of a campaign that are killed at their work, and replaced.
+"""Processes of a campaign that are killed while they work, and then replaced.
 
-Consumers note their batches in the table ``work``. ``began`` and ``ended`` are numbers of the sequence ``moment``.
+Consumers record their batches in the table ``work``. ``began`` and ``ended`` are numbers of the sequence ``moment``.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ create table if not exists work (
 
 @dataclass
 class Crew:
-    """Processes of one campaign: each is started anew when it was killed, and none may end by itself.
-
-    ``ends`` is SQL for the moment at which the batch of a killed process ended.
-    """
+    """The processes of one campaign. A killed process is started again, and no process may end by itself. ``ends`` is SQL
+    for the moment at which the batch of a killed process ended."""
 
     source: str
     folder: Path
@@ -57,7 +55,7 @@ class Crew:
         return (self.folder / "errors").read_text()[-4000:]
 
     def freeze(self, number: int) -> subprocess.Popen[bytes]:
-        """SIGSTOP a process that was alive."""
+        """Stop a process that was alive, with SIGSTOP."""
         process = self.running[number]
         assert runs(process.pid), f"process {number} was gone before it was stopped: {self.told()}"
         os.kill(process.pid, signal.SIGSTOP)
@@ -65,7 +63,7 @@ class Crew:
         return process
 
     def freeze_at_work(self) -> subprocess.Popen[bytes]:
-        """SIGSTOP a process in the middle of a batch."""
+        """Stop a process in the middle of a batch, with SIGSTOP."""
         with psycopg.connect(self.source, autocommit=True) as connection:
             for number in itertools.cycle(range(len(self.running))):
                 process = self.freeze(number)
@@ -76,8 +74,10 @@ class Crew:
         raise AssertionError("there is no process")
 
     def kill(self, number: int, *, only_at_work: bool = False) -> bool:
-        """SIGKILL a process, and start another in its place. First it is stopped: so what it has in work ends, in the
-        notes, while it still holds its lock. Whether it was killed."""
+        """Kill a process with SIGKILL, and start another in its place. Return whether it was still alive.
+
+        The process is first stopped, so that the end of its batch is recorded while it still holds its lock.
+        """
         process = self.freeze(number)
         with psycopg.connect(self.source, autocommit=True) as connection:
             at_work = end_work(connection, process.pid, "killed", self.ends)
@@ -96,19 +96,19 @@ class Crew:
         self.running[number] = self.start(self.commands[number])
 
     def stop(self) -> None:
-        """Ask all to end, and expect that they were at work until now."""
+        """Ask all processes to end, and check that they were running until now."""
         for process in self.running:
             assert process.poll() is None, self.told()
             process.terminate()
         for process in self.running:
-            # A process that was just started does not handle orders yet.
+            # A process that has just started does not handle signals yet.
             assert process.wait() in (0, -signal.SIGTERM), self.told()
 
 
 def end_work(
     connection: psycopg.Connection[Any], process: int, how: str, ends: str = "nextval('moment')"
 ) -> int:
-    """Note how the batch of a process ended. Return how many batches the process had in work."""
+    """Record how the batch of a process ended. Return the number of batches that the process had in work."""
     query = f"update work set ended = {ends}, how = %s where process = %s and ended is null"
     return connection.execute(query, [how, process]).rowcount
 
@@ -117,7 +117,7 @@ def end_work(
 def crew(
     source: str, folder: Path, commands: Sequence[list[str]] = (), ends: str = "nextval('moment')"
 ) -> Iterator[Crew]:
-    """The processes, started; none is left when the block ends."""
+    """Start the processes, and stop all of them at the end of the block."""
     made = Crew(source, folder, ends)
     try:
         for command in commands:

@@ -18,7 +18,7 @@ from tests.chaos.lake_worker import ONE_LOOK, Worker
 
 @dataclass(frozen=True)
 class DeltaWorker(Worker):
-    """Its steps are those of a table of another catalog: the table's log is committed before PostgreSQL."""
+    """The steps are the same as for an external catalog: the table's log is committed before PostgreSQL."""
 
     location: str = ""
 
@@ -47,7 +47,7 @@ class DeltaWorker(Worker):
 
     def at(self, step: str, chance: random.Random) -> None:
         super().at(step, chance)
-        # To write the files takes longer than a step, and kills would find few processes elsewhere.
+        # Writing the files would take longer than all other steps, so that almost every kill would hit it.
         time.sleep(chance.random() * 0.2)
 
 

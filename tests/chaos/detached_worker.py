@@ -41,16 +41,16 @@ Connection = psycopg.Connection[Any]
 LEASES = (0.3, 1.0, 3.0)
 """Seconds. Most batches are acked within the last."""
 OVER = 0.2
-"""Seconds after the end of a lease, in which a claimer finds the batch."""
+"""Seconds after the end of a lease. In this time a claimer finds the batch."""
 STEPS: Mapping[str, tuple[str, ...]] = {
     "claimer": ("claimed",),
     "job": ("read",),
     "acker": ("written", "acked", "committed"),
 }
-"""Of each role the steps at which it can be killed."""
+"""By role: the steps at which a process can be killed."""
 READING = ("in time", "outlives", "renews", "fails")
 ACKING = ("in time", "late", "slow", "twice")
-"""The ways in which jobs and ackers do their work, in turn."""
+"""The ways in which jobs and ackers work, used in turn."""
 NO_TOKEN = "acks without the token"
 """The planted fault."""
 ANOTHER = "ack of another batch"
@@ -90,7 +90,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Files:
-    """The handles, the changes that were read of their batches, and notes of the events."""
+    """The handles, the changes that jobs have read of the batches, and a record of the events."""
 
     folder: Path
 
@@ -100,11 +100,11 @@ class Files:
         draft.rename(draft.with_suffix(f".{kind}"))
 
     def of(self, kind: str) -> list[Path]:
-        """The files of a kind, the latest last."""
+        """Return the files of a kind, the latest last."""
         return sorted(self.folder.glob(f"*.{kind}"))
 
     def note(self, what: str) -> None:
-        """Several processes write these notes, each line at once."""
+        """Several processes write into this file. Each line is one write, so lines do not mix."""
         with (self.folder / "noted").open("a") as file:
             file.write(f"{what}\n")
 
@@ -115,7 +115,7 @@ class Files:
 
 
 class Worker:
-    """A member at work, in rounds of one batch. A round returns whether there was something to do."""
+    """Run a process of the campaign in rounds of one batch. A round returns whether it found work."""
 
     def __init__(self, member: Member, reached: Callable[[str], None] = lambda step: None) -> None:
         self.member, self.reached = member, reached
@@ -130,7 +130,7 @@ class Worker:
 
     @property
     def rest(self) -> float:
-        """Seconds between two rounds without work. A claim asks the database, and the others look for files."""
+        """Seconds between two rounds without work. A claim queries the database; the other roles only look for files."""
         return self.chance.random() * 2 * OVER if self.member.role == "claimer" else PAUSE
 
     def round(self) -> bool:
@@ -153,7 +153,7 @@ class Worker:
         return True
 
     def read(self) -> bool:
-        """Read a batch for a while. The handle of a job that was in time stays, so that a second job reads the batch."""
+        """Read a batch slowly. If the job was in time, its handle stays, so that a second job reads the batch."""
         if (found := self._picked("handle")) is None:
             return False
         path, given = found
@@ -174,7 +174,7 @@ class Worker:
                 if staged:
                     self._stage(batch, ids)
         except (StaleClaim, BatchIncomplete):
-            # The batch has ended, or another attempt has begun. A queue or a tube then has its changes no longer.
+            # The batch has ended, or another attempt has begun. The changes in a queue or a tube are then gone.
             self.files.note("job that came too late")
             path.unlink(missing_ok=True)
             return True
@@ -190,7 +190,7 @@ class Worker:
         return True
 
     def ack(self) -> bool:
-        """Ack in time, after the lease, so slowly that the lease ends meanwhile, or twice."""
+        """Ack in time, or after the lease, or so slowly that the lease ends meanwhile, or twice."""
         if (found := self._picked("read")) is None:
             return False
         path, given = found
@@ -230,7 +230,7 @@ class Worker:
         return detached.ack(handle, *self.places, write, staged=ids is None)
 
     def _finish_without_token(self, handle: Handle, write: Callable[[Connection], None]) -> bool:
-        """Ack the batch that is in work, whichever attempt on whichever batch the results are of."""
+        """Ack the batch that is in work, even if the results are of another attempt or another batch."""
         with ConsumerTransaction(self.feed, *self.places, busy_timeout=60) as transaction:
             batch = ask(transaction._claims, self.feed.in_work(transaction._read_position()))
             if batch is None:
@@ -242,7 +242,7 @@ class Worker:
         return True
 
     def _picked(self, kind: str) -> tuple[Path, dict[str, Any]] | None:
-        """The last of the files, or any now and then. It stays, so that another process may pick it too."""
+        """Pick the last file, or sometimes any file. The file stays, so that another process can pick it, too."""
         with suppress(FileNotFoundError):
             if paths := self.files.of(kind):
                 path = paths[-1] if self.chance.random() < 0.8 else self.chance.choice(paths)

@@ -37,7 +37,7 @@ GROUPS: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
     "one publisher": [("e.payload ->> 'publisher' = s.params ->> 'of'", {"of": "1"})],
     "direct": [("false", {})],
 }
-"""Each with its subscriptions; their conditions overlap."""
+"""The groups with their subscriptions. The conditions overlap."""
 
 TABLES = """
 create table ledger (like pgmb.events);
@@ -75,7 +75,7 @@ def commit_late(source: str, results: str) -> str:
 
 
 def drain(source: str, results: str, fault: str = "") -> None:
-    """Process everything that is there, in the place of consumers that have ended, when what is scheduled has come."""
+    """When scheduled events are due, process everything in place of the consumers, which have ended."""
     busy = (
         "select exists (select from pg_stat_activity where backend_type = 'client backend' "
         "and datname = current_database() and pid <> pg_backend_pid())"
@@ -145,7 +145,7 @@ def judge(source: str, results: str, acknowledged: Sequence[str]) -> Verdict:
 
 
 def disordered(effects: Sequence[tuple[str, str, str]], ledger: Mapping[str, tuple[str, int, str]]) -> int:
-    """Count how often a group went back in its positions, or in the order of a publisher's immediate events."""
+    """Count how often a group read a lower position, or an earlier event of a publisher, after a higher one."""
     found, positions, numbers = 0, defaultdict[str, str](str), defaultdict[tuple[str, str], int](lambda: -1)
     for group, id, position in effects:
         found += position <= positions[group]

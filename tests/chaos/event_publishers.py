@@ -1,4 +1,4 @@
-"""Publishers that misbehave, and maintenance that does not wait."""
+"""Publishers that commit late, roll back or crash, and maintenance that runs all the time."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from tests.chaos.kills import until
 
 Connection = psycopg.Connection[Any]
 NOW, LATER, LONG_AGO = "0", "300 ms", "-1 hour"
-"""When an event is to be delivered."""
+"""The time of delivery of an event."""
 AHEAD = 5000
-"""How many events more may be published than the group of all has read, so that readers on a busy machine follow."""
+"""Publishers pause if the group that gets everything is this number of events behind, so that readers can follow on a
+busy machine."""
 
 
 def publish(
     connection: Connection, kind: str, payloads: Sequence[Mapping[str, Any]], at: str = NOW
 ) -> list[str]:
-    """One statement that publishes events of topics a, b and c, and notes them in the ledger; the ids. Those that are
-    ``direct`` go to the group of that name."""
+    """Publish events of the topics a, b and c by one statement, record them in the ledger, and return their ids.
+    ``direct`` events go to the group of that name."""
     direct = (
         "select s.id from pgmb.subscriptions as s where s.group_id = 'direct'" if kind == "direct" else "null"
     )
@@ -48,7 +49,7 @@ def publish(
 
 @dataclass
 class Publisher:
-    """One session that publishes, in savepoints, late, rolled back, prepared, for later; and what became of it."""
+    """A session that publishes in savepoints, late, rolled back, prepared or for later, and the outcome of each."""
 
     source: str
     number: int
@@ -57,7 +58,7 @@ class Publisher:
     ahead: threading.Event
     acknowledged: list[str] = field(default_factory=list)
     to_one: int = 0
-    """How many of these the group of all does not get."""
+    """The number of these events that the group that gets everything does not get."""
     done: Counter[str] = field(default_factory=Counter)
     errors: list[BaseException] = field(default_factory=list)
 
@@ -127,7 +128,7 @@ class Publisher:
 
 @contextmanager
 def publishing(source: str, results: str, campaign: Campaign) -> Iterator[list[Publisher]]:
-    """Publishers at work until the block ends."""
+    """Run publishers until the block ends."""
     stopping, ahead = threading.Event(), threading.Event()
     publishers = [Publisher(source, n, campaign, stopping, ahead) for n in range(campaign.writers)]
 
@@ -153,7 +154,8 @@ def publishing(source: str, results: str, campaign: Campaign) -> Iterator[list[P
 
 @contextmanager
 def maintaining(source: str) -> Iterator[list[str]]:
-    """Run maintenance without a pause until the block ends. Change the interval between any two runs. Yield its log."""
+    """Run maintenance without a pause until the block ends, each time with another length of partitions. Yield its
+    log."""
     stopping, told = threading.Event(), list[str]()
 
     def maintain() -> None:
@@ -195,7 +197,7 @@ def _running(targets: Sequence[Callable[[], None]], stopping: threading.Event) -
 
 
 def wait_for_more(publishers: Sequence[Publisher], count: int = 200) -> None:
-    """Until so many more events were acknowledged."""
+    """Wait until this number of further events was acknowledged."""
 
     def acknowledged() -> int:
         assert not any(publisher.errors for publisher in publishers)

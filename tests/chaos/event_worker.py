@@ -1,7 +1,7 @@
-"""A consumer of the event log's groups, as a process to be killed.
+"""A consumer of the event log's groups, as a process that a test kills.
 
-It works one batch of each group in turn. The results are rows of ``effect``, written in the consumer transaction; each
-batch is noted in ``work`` over a connection of its own.
+It processes one batch of each group in turn. The results are rows of ``effect``, written in the consumer transaction.
+Each batch is recorded in ``work`` over another connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.chaos.harness import ConsumerFailed, consume_once
 
 Connection = psycopg.Connection[Any]
 PAUSE = 0.02
-"""Seconds for which a consumer rests that found nothing, or no server."""
+"""Seconds for which a consumer rests if it has found no events or no server."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Consumer:
 
 
 class Failing(Protocol):
-    """Where a consumer works, and which part of its batches fails."""
+    """The databases of a consumer, and the share of its batches that fail."""
 
     @property
     def source(self) -> str: ...
@@ -54,14 +54,14 @@ class Failing(Protocol):
 
 
 def cut_off(error: psycopg.Error) -> bool:
-    """Whether the server went away, or is not back yet; everything else is an error of ours."""
+    """Whether an error means that the server is gone or not back yet. Any other error is a fault of this package."""
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
 
 
 def through_faults(
     work: Callable[[], None], stopped: Callable[[], bool], also: tuple[type[Exception], ...] = ()
 ) -> None:
-    """Begin to work anew whenever the server went away, or ``work`` raised one of the other errors."""
+    """Call ``work`` again whenever the server was gone, or ``work`` raised one of these other errors."""
     while not stopped():
         try:
             work()
@@ -88,7 +88,7 @@ def keep(group: str) -> Callable[[Connection, Sequence[Change]], None]:
 
 
 def read_by_id_alone(consumer: Consumer, group: str) -> int:
-    """The planted fault: a consumer as many would write it, that goes on behind the highest id it has seen."""
+    """The planted fault: a naive consumer that continues after the highest id it has seen."""
     with connect(consumer.source) as connection, connection.transaction():
         connection.execute("select pgmb.poll_for_events()")
         connection.execute("select pg_advisory_xact_lock(hashtextextended('naive ' || %s, 0))", [group])
@@ -108,7 +108,7 @@ def read_by_id_alone(consumer: Consumer, group: str) -> int:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of a feed, noted in ``work``. It fails now and then."""
+    """Process a batch of a feed, and record it in ``work``. Some batches fail."""
 
     feed: Feed
     keep: Callable[[Connection, Sequence[Change]], None]
@@ -132,7 +132,7 @@ class Batch:
 
 
 class Process:
-    """A consumer at work."""
+    """Run a consumer."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -153,7 +153,7 @@ class Process:
                 time.sleep(PAUSE)
 
     def work(self, log: Connection, group: str) -> int:
-        """One batch of a group; how many events it had."""
+        """Process one batch of a group, and return the number of its events."""
         if self.consumer.fault:
             return read_by_id_alone(self.consumer, group)
 
@@ -162,7 +162,7 @@ class Process:
 
 
 def command(consumer: Consumer) -> list[str]:
-    """The command of a process."""
+    """Return the command that starts a process."""
     return [sys.executable, "-m", "tests.chaos.event_worker", json.dumps(asdict(consumer))]
 
 

@@ -1,4 +1,4 @@
-"""Faults of a campaign, drawn from a seed: each is counted once it has fired."""
+"""The faults of a campaign, drawn at random from a seed. Each fault is counted when it has happened."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ NAME = "faults"
 """The application name of our own sessions, which are not terminated."""
 WAITED = "session that waited in a lock storm"
 STEP_WITHIN = 5.0
-"""Seconds in which a process must come to the step at which it is to kill itself."""
+"""Seconds in which a process must reach the step at which it is to kill itself."""
 LOCKS_WITHIN = "3s"
 UNTOUCHED = ("work", "told")
-"""Tables in which the campaign notes what happens: they are not locked."""
+"""Tables in which the campaign records events. No fault locks them."""
 TABLES = """
 select c.oid::regclass::text from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
 where c.relkind = 'r' and n.nspname in ('public', 'pgmb', 'mbus', 'tube', 'topology', 'revision', 'pubsub', 'pgchange')
@@ -63,7 +63,7 @@ class Faults:
 
     @property
     def kinds(self) -> Mapping[str, tuple[float, Callable[[], None]]]:
-        """Each fault by the name under which it is counted, and how often it is drawn."""
+        """The faults by the names under which they are counted, each with its weight in the draw."""
         return {name: fault for name, fault in self._all_kinds().items() if name not in self.left_out}
 
     def _all_kinds(self) -> Mapping[str, tuple[float, Callable[[], None]]]:
@@ -89,11 +89,11 @@ class Faults:
 
     @property
     def missing(self) -> list[str]:
-        """The kinds that have not fired."""
+        """The kinds of faults that have not happened yet."""
         return [name for name in self.kinds if not self.fired[name]]
 
     def rage(self, seconds: float, pause: float) -> None:
-        """Let faults happen for so long, and then those of which none has fired."""
+        """Let faults happen for this time, and then the kinds that have not happened yet."""
         kinds, deadline = self.kinds, time.monotonic() + seconds
         weights = [weight for weight, _ in kinds.values()]
         while time.monotonic() < deadline:
@@ -115,7 +115,7 @@ class Faults:
         assert self.errors == []
 
     def drawn(self, able: Callable[[Member], bool]) -> tuple[Crew, int, Member]:
-        """A process that is able: its crew, and its number there."""
+        """Choose a process that runs: return its crew, and its number in the crew."""
         found = [
             (self.crews[crew], number, member)
             for crew, members in self.members.items()
@@ -125,13 +125,13 @@ class Faults:
         return self.chance.choice(found)
 
     def kill(self, role: str) -> None:
-        """SIGKILL a process wherever it is."""
+        """Kill a process with SIGKILL, at whatever step it is."""
         crew, number, _ = self.drawn(lambda member: member.role == role)
         crew.kill(number)
         self.fired[f"kill of a {role}"] += 1
 
     def kill_at(self, step: str) -> None:
-        """Let a process kill itself at a named step. Nothing happens if it does not come there."""
+        """Order a process to kill itself at a named step. Nothing happens if it does not reach the step."""
         crew, number, member = self.drawn(lambda member: step in member.steps)
         process = crew.running[number]
         member.order.give(step)
@@ -153,7 +153,7 @@ class Faults:
         self.fired["immediate stop"] += 1
 
     def terminate(self) -> None:
-        """End some sessions of writers and consumers, in whichever database."""
+        """Terminate some sessions of writers and consumers, in any of the databases."""
         with psycopg.connect(self.source, autocommit=True) as connection:
             sessions = connection.execute(
                 "select pid, state from pg_stat_activity "
@@ -204,7 +204,7 @@ class Faults:
                 self.fired["number of workers changed"] += 1
 
     def end_what_was_prepared(self) -> None:
-        """Do the work of a person: commit the prepared transactions of killed writers."""
+        """Commit the prepared transactions of killed writers, as a person would."""
         with psycopg.connect(self.source, autocommit=True) as connection:
             self.fired["orphaned prepared transaction"] += commit_prepared(connection)
 
@@ -221,7 +221,7 @@ class Faults:
             try:
                 fault(*arguments)
             except (errors.LockNotAvailable, errors.DeadlockDetected, errors.UndefinedTable):
-                # Also a partition of the event log that maintenance has dropped meanwhile.
+                # The table may also be a partition of the event log that maintenance has dropped meanwhile.
                 self.fired["lock that was not got"] += 1
             except psycopg.OperationalError as error:
                 if not cut_off(error):

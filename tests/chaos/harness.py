@@ -1,4 +1,5 @@
-"""Writers that misbehave, consumers that fail, and a ledger that tells whether each commit was processed exactly once."""
+"""Writers that roll back, commit late or crash, consumers that fail, and a ledger that shows whether each commit was
+processed exactly once."""
 
 from __future__ import annotations
 
@@ -25,13 +26,14 @@ SEED = int(os.environ.get("SEED", "20130101"))
 PROOF = pytest.mark.release(
     "a harness is proved when it changes and at a release; every run has its campaign"
 )
-"""Marks tests that plant a fault, to see that a campaign catches it."""
+"""Marks tests that plant a fault, to check that a campaign detects it."""
 Each = TypeVar("Each")
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """How hard, and for how long. Times in seconds. ``table`` is the table whose rows are the commits."""
+    """The size and the duration of a campaign. Times are in seconds. ``table`` is the table whose rows are the
+    commits."""
 
     writers: int = 16
     seconds: float = 60 if FULL else 3
@@ -48,7 +50,7 @@ class ConsumerFailed(Exception):
 
 
 def prepare_results(results: str) -> None:
-    """The table that consumers write to: one row for each commit that they processed, in their order."""
+    """The table that consumers write to: a row for each commit, in the order in which they were processed."""
     with psycopg.connect(results, autocommit=True) as connection:
         connection.execute(
             "create table processed (n bigint generated always as identity, commit_id bigint, key text)"
@@ -56,7 +58,8 @@ def prepare_results(results: str) -> None:
 
 
 def write(source: str, campaign: Campaign, number: int, deadline: float) -> None:
-    """One writer: transactions of a few commits, slow, with savepoints, rolled back or prepared now and then."""
+    """Run one writer. Its transactions have a few commits; some are slow, have savepoints, are rolled back or
+    prepared."""
     chance = random.Random(f"{campaign.seed} writer {number}")
     with psycopg.connect(source, autocommit=True) as connection:
         while time.monotonic() < deadline:
@@ -93,7 +96,7 @@ def commit_in_two_phases(connection: psycopg.Connection[Any], chance: random.Ran
 
 
 def harmed(changes: Sequence[Each], fault: str) -> list[Each]:
-    """The changes as a faulty consumer processes them: it ``skips`` the first, or ``doubles`` it."""
+    """Return the changes that a faulty consumer processes: it ``skips`` the first, or ``doubles`` it."""
     return [*changes[fault == "skips" :], *changes[: fault == "doubles"]]
 
 
@@ -113,7 +116,8 @@ def consume_once(
     fail: Callable[[], bool] = lambda: False,
     keep: Callable[[psycopg.Connection[Any], Sequence[Change]], None] = keep_commits,
 ) -> int:
-    """One batch through the consumer transaction, its results written by ``keep``; how many changes it processed."""
+    """Process one batch in the consumer transaction, write its results with ``keep``, and return the number of
+    changes."""
     with ConsumerTransaction(feed, results, source) as consumer:
         if consumer.busy or consumer.claim(limit) is None:
             return 0
@@ -126,7 +130,7 @@ def consume_once(
 
 @dataclass
 class Consumers:
-    """Consumers of one feed that compete, read any of the source's servers, and fail now and then."""
+    """Run consumers that compete for one feed, read from any of the source's servers, and sometimes fail."""
 
     feed: CommitFeed
     results: str
@@ -145,7 +149,7 @@ class Consumers:
                     self.results,
                     chance.choice(self.sources),
                     chance.choice([1, 7, 50, 1000]),
-                    # The first batch always, so that a short campaign has its failure too.
+                    # The first batch always fails, so that a short campaign has a failure, too.
                     lambda: not self.failed or chance.random() < self.campaign.failures,
                 )
             except ConsumerFailed:
@@ -222,7 +226,7 @@ def drain(results: str, source: str) -> None:
 
 
 def one(conninfo: str, query: str, *parameters: Any) -> Any:
-    """The value of a query, asked on a connection of its own."""
+    """Return the value of a query on a new connection."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
         row = connection.execute(query, parameters).fetchone()
     assert row is not None
@@ -230,7 +234,7 @@ def one(conninfo: str, query: str, *parameters: Any) -> Any:
 
 
 def insert(source: str, n: int) -> list[int]:
-    """Commits of trunk, a transaction each; their ids."""
+    """Write commits of the trunk, one in each transaction, and return their ids."""
     with psycopg.connect(source, autocommit=True) as connection:
         rows = [
             connection.execute("insert into revision.commit default values returning id").fetchone()
@@ -240,7 +244,7 @@ def insert(source: str, n: int) -> list[int]:
 
 
 def next_xid(source: str) -> int:
-    """The transaction id that comes next."""
+    """Return the next transaction id."""
     with psycopg.connect(source, autocommit=True) as connection:
         return connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()[
             0
@@ -248,6 +252,6 @@ def next_xid(source: str) -> int:
 
 
 def processed(results: str) -> list[int]:
-    """The commits in the order in which they were processed."""
+    """Return the commits in the order in which they were processed."""
     with psycopg.connect(results) as connection:
         return [row[0] for row in connection.execute("select commit_id from processed order by n").fetchall()]

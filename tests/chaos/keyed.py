@@ -1,4 +1,4 @@
-"""A table whose key is no number, whose rows misbehaving writers insert beside a backfill of the rows from before."""
+"""A table whose key is not a number. Writers that roll back or crash insert rows while its old rows are backfilled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEFORE = 300
 
 
 def campaign_of(shape: str, source: str, ordered: bool) -> Consumers:
-    """A campaign on a tracked table of a shape, whose results are beside the commits."""
+    """A campaign on a tracked table with a key of this shape. The results are in the source's database."""
     columns, _ = SHAPES[shape]
     with psycopg.connect(source, autocommit=True) as connection:
         connection.execute(f"create table item ({columns})")

@@ -32,7 +32,7 @@ def tables(folder: Path) -> tuple[LakeTable, ...]:
 
 
 def properties(folder: Path) -> dict[str, str]:
-    """The catalog that is no part of PostgreSQL."""
+    """The catalog outside of PostgreSQL."""
     return {
         "type": "sql",
         "uri": f"sqlite:///{folder / 'company.db'}",
@@ -41,7 +41,7 @@ def properties(folder: Path) -> dict[str, str]:
 
 
 def environment(folder: Path) -> Mapping[str, str]:
-    """Where processes find that catalog."""
+    """The configuration by which processes find that catalog."""
     return {
         f"PYICEBERG_CATALOG__COMPANY__{name.upper()}": value for name, value in properties(folder).items()
     }
@@ -62,7 +62,7 @@ def append(connection: psycopg.Connection[object], batch: Batch, folder: Path, i
 
 
 def ids(results: str, folder: Path) -> Mapping[str, Counter[int]]:
-    """How often each id is in each table, as readers find them that are not the writer: DuckDB, and ``deltalake``."""
+    """Return how often each id is in each table, read by other programs than the writer: DuckDB, and ``deltalake``."""
     query = "select id from iceberg_scan(?)"
     with psycopg.connect(results) as connection:
         row = connection.execute("select metadata_location from iceberg_tables").fetchone()

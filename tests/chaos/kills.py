@@ -31,7 +31,7 @@ from tests.suite.processes import runs
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = ("claimed", "opened", "reading", "staging", "written", "ended", "merged", "acked", "committed")
-"""Of a batch, in their order; when it is ``written``, so is the manifest, and the driver still runs."""
+"""The steps of a batch, in order. At ``written`` the manifest exists, too, and the driver still runs."""
 VICTIMS: Mapping[str, tuple[str, ...]] = {
     "operator": STEPS,
     "PostgreSQL": STEPS,
@@ -41,10 +41,11 @@ VICTIMS: Mapping[str, tuple[str, ...]] = {
     "cluster's driver": ("reading", "staging"),
     "executor": ("reading", "staging"),
 }
-"""When each is there to be killed. ``PostgreSQL`` holds the results, ``source`` the changes, where that is another."""
+"""By victim: the steps at which it exists. ``PostgreSQL`` holds the results, ``source`` the changes if they are
+elsewhere."""
 IN_A_CLUSTER = ("cluster's driver", "executor")
 SHARED = "shared"
-"""In place of a master: the Spark Connect server of the whole run, which saves the start of a JVM."""
+"""Used instead of a master: the Spark Connect server of the whole run, which saves the start of a JVM."""
 OF_A_DRIVER = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -108,10 +109,8 @@ reached("written")
 
 @dataclass(frozen=True)
 class Scene:
-    """A source, a place for the results, and a feed with one batch done well; ``folder`` holds the signals of a run.
-
-    With ``lakes`` the ids are copied to tables of a lake, too.
-    """
+    """A source, a database for the results, and a feed whose first batch is processed. ``folder`` holds the signals of a
+    run. With ``lakes`` the ids are also copied to tables of a lake."""
 
     source: Cluster
     results: Cluster
@@ -125,7 +124,7 @@ class Scene:
 
 
 def set_up(source: Cluster, results: Cluster, folder: Path, changes: int, *, lakes: bool = False) -> Scene:
-    """A ledger of two batches, the first of which is done."""
+    """Create a ledger of two batches, and process the first."""
     with psycopg.connect(source.conninfo(), autocommit=True) as connection:
         connection.execute(TABLES)
         row = connection.execute("select revision.track('public.ledger')").fetchone()
@@ -168,7 +167,7 @@ def write(scene: Scene, changes: int) -> None:
 def operator(
     scene: Scene, master: str, step: str | None, *, separately: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """The operator at work on the second batch, as a process; it stops at ``step``."""
+    """Run the operator on the second batch, as a process. It stops at ``step``."""
     for name in ("go", "passed", "driver", "python", *STEPS):
         (scene.folder / name).unlink(missing_ok=True)
     tables = killed_lakes.tables(scene.folder) if scene.lakes else ()
@@ -200,7 +199,7 @@ def operator(
 
 
 def spark_connection(master: str) -> dict[str, Any]:
-    """The Airflow connection to a master, or to the shared server."""
+    """Return the Airflow connection to a master, or to the shared server."""
     if master == SHARED:
         return spark_server.as_user_of_its_own().connection
     host, _, port = master.rpartition(":") if master.startswith("spark:") else (master, "", "")
@@ -208,7 +207,7 @@ def spark_connection(master: str) -> dict[str, Any]:
 
 
 def wait_for_step(scene: Scene, process: subprocess.Popen[str], step: str) -> None:
-    """Return when the run stands at the step, and has gone no further."""
+    """Return when the run has stopped at the step."""
     deadline = time.monotonic() + PATIENCE
     while not (scene.folder / step).exists():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -224,7 +223,7 @@ def log_of(scene: Scene, step: str | None) -> str:
 
 
 def kill(victim: str, scene: Scene, process: subprocess.Popen[str], step: str) -> None:
-    """SIGKILL the victim, which was alive, and return when it is gone. PostgreSQL is started again."""
+    """Kill the victim with SIGKILL, check that it was alive, and wait until it is gone. Start PostgreSQL again."""
     if victim in ("PostgreSQL", "source"):
         crash(scene.results if victim == "PostgreSQL" else scene.source)
         return
@@ -249,7 +248,7 @@ def crash(cluster: Cluster) -> None:
 
 
 def told(scene: Scene, name: str) -> int:
-    """The pid that the run has left in a file."""
+    """Return the process id that the run has written into a file."""
     return int((scene.folder / name).read_text())
 
 
@@ -267,7 +266,7 @@ def job_runs(scene: Scene) -> bool:
 
 
 def session_of(pid: int) -> int | None:
-    """The session of a process that runs."""
+    """Return the session of a running process."""
     with suppress(ProcessLookupError):
         return os.getsid(pid) if runs(pid) else None
     return None
@@ -282,7 +281,7 @@ def until(found: Callable[[], bool], what: str) -> None:
 
 
 def executor_of(worker: int) -> int:
-    """The executor that a Python worker works for: the nearest process above it that is Java."""
+    """Return the executor of a Python worker: its nearest ancestor that is a Java process."""
     pid = worker
     while Path(f"/proc/{pid}/comm").read_text().strip() != "java":
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -290,13 +289,14 @@ def executor_of(worker: int) -> int:
 
 
 def attempts(scene: Scene, step: str) -> int:
-    """How often Spark tried the task that stood at the step."""
+    """Return how often Spark tried the task that stopped at the step."""
     return len(list(scene.folder.glob(f"{step}-attempt-*")))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How many ids of the ledger are missing in its copies, how many too many, and the accounts whose totals differ."""
+    """Return the numbers of missing and of surplus ids in the copies of the ledger, and the accounts with a wrong
+    total."""
 
     lost: int
     doubled: int
@@ -326,7 +326,7 @@ def judge(scene: Scene) -> Verdict:
 
 
 def staging_left(scene: Scene) -> int:
-    """Staging tables that are there after the maintenance has swept."""
+    """Return the staging tables that remain after maintenance."""
     with psycopg.connect(scene.results.conninfo(), autocommit=True) as connection:
         connection.execute("select pgchange.drop_leftovers('0')")
         row = connection.execute("select count(*) from pgchange.staged_tables()").fetchone()

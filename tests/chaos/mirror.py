@@ -22,9 +22,9 @@ from tests.chaos.shapes import SHAPES, parts
 
 Connection = psycopg.Connection[Any]
 ROWS = 400
-"""Of each table, before the tubes are made."""
+"""Rows of each table that were written before the tubes were created."""
 GHOSTS = range(5001, 5006)
-"""Ids that only the mirrors have, until a backfill ends or a table is truncated."""
+"""Ids that at first only the mirrors have. A backfill or a truncate must delete them."""
 LATE, LATE_MOVED = 9901, 9902
 """Ids that a transaction touches which commits late, or a table that moves with its pods undone: once, by nobody else."""
 
@@ -40,7 +40,8 @@ create table mirror (
 
 
 def set_up(source: str, results: str, workers: int, shape: str = "bigint") -> None:
-    """Tables with rows that no pod tells of, tubes, and mirrors with nothing but ghosts."""
+    """Create tables with rows for which there are no pods, tubes, and mirrors that hold only rows that the tables
+    lack."""
     with connect(source) as connection:
         connection.execute(WORK + SOURCE)
         for shard in range(1, 5):
@@ -80,7 +81,7 @@ def change_workers(source: str, workers: int) -> None:
 
 
 def commit_late(source: str, shard: int, shape: str = "bigint") -> None:
-    """A transaction that commits when pods with a higher seq than its own have been done."""
+    """Run a transaction that commits after pods with a higher seq than its own have been processed."""
     with psycopg.connect(source) as connection:
         connection.execute(f"insert into sh{shard:04}.item values ({LATE}, 'open', 'late', null)")
         for tube in TUBES:

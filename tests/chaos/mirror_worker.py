@@ -1,6 +1,6 @@
-"""One worker of tubes that keeps mirrors, or one backfill, as a process to be killed.
+"""A worker of tubes that keeps mirrors, or a backfill, as a process that a test kills.
 
-A worker notes each batch in the table ``work`` over a connection of its own. ``began`` and ``ended`` are numbers of a
+A worker records each batch in the table ``work`` over another connection. ``began`` and ``ended`` are numbers of a
 sequence, both drawn while it holds the worker's lock.
 """
 
@@ -36,7 +36,7 @@ MOVED = "sh0002.part"
 TUBES = {"every": "true", "opened": "state = 'open'"}
 """Each with the rows that it is about."""
 PAUSE = 0.02
-"""Seconds for which a worker rests that found nothing, or a backfill between two chunks."""
+"""Seconds for which a worker rests if it has found nothing, and a backfill between two chunks."""
 
 
 def attached_to(tube: str) -> list[str]:
@@ -72,7 +72,7 @@ Also = Callable[[Connection, TubeFeed, Sequence[Change]], None]
 
 
 def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Random, also: Also) -> bool:
-    """Mirror a batch, and return whether there was a batch."""
+    """Bring the mirrors up to date for a batch. Return whether there was a batch."""
     with ConsumerTransaction(feed, worker.results, worker.source) as consumer:
         if consumer.busy or consumer.claim(chance.choice([1, 50, 500])) is None:
             return False
@@ -97,7 +97,7 @@ def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Rando
         try:
             wanted = _wanted(log, feed.tube, tables, touched)
         except errors.DeadlockDetected:
-            # Of writers that truncate tables; of all in it PostgreSQL may choose any to fail.
+            # A deadlock with writers that truncate tables. PostgreSQL may have chosen this session to fail.
             failed = True
         if not failed:
 
@@ -152,7 +152,7 @@ def _store(connection: Connection, tube: str, wanted: Wanted) -> None:
 
 
 def replay_by_seq_alone(worker: Worker, feed: TubeFeed, log: Connection) -> bool:
-    """The planted fault: a worker as many would write it, that goes on behind the last seq it has seen."""
+    """The planted fault: a naive worker that continues after the last seq it has seen."""
     at = log.execute(
         "select seq from naive_worker where (tube, worker) = (%s, %s)", [feed.tube, feed.worker]
     ).fetchone()
@@ -200,7 +200,7 @@ def held(worker: Worker, feed: TubeFeed) -> tubes.Downstream:
 
 
 class Process:
-    """A worker at work: its feeds are made anew when the number of workers has changed."""
+    """Run a worker. Its feeds are created anew when the number of workers has changed."""
 
     def __init__(self, worker: Worker, also: Also = lambda *_: None) -> None:
         self.worker = worker
@@ -210,13 +210,14 @@ class Process:
         self.feeds = {tube: self.made(tube) for tube in TUBES}
 
     def made(self, tube: str) -> TubeFeed:
-        """Of this process's worker, which several processes share where there are fewer workers."""
+        """Return the feed of this process's worker. If there are fewer workers than processes, several processes share a
+        worker."""
         workers = ask(self.log, sql.SQL("select partitions from tube.tube where name = {}").format(tube))
         kind = Unlocked if self.worker.fault == "unlocked" else TubeFeed
         return kind(tube, self.worker.number % workers, workers)
 
     def work(self, tube: str) -> bool:
-        """One batch, or what control pods ask for; whether there was a batch."""
+        """Process one batch, or the control pods. Return whether there was a batch."""
         feed = self.feeds[tube]
         try:
             if self.worker.fault == "by seq alone":
@@ -261,7 +262,7 @@ class Backfill:
                     time.sleep(PAUSE)
 
     def backfill(self, connection: Connection, table: str) -> bool:
-        """False where it has to be begun anew: a table that changes its shard ends its backfill."""
+        """Return False if the backfill must begin anew: it ends when its table changes its shard."""
         try:
             return tubes.backfill(
                 connection, self.tube, table, "rank", chunk_size=self.chunk_size, pause=PAUSE
@@ -272,7 +273,7 @@ class Backfill:
 
 
 def command(what: Worker | Backfill) -> list[str]:
-    """The command of a process."""
+    """Return the command that starts a process."""
     kind = type(what).__name__
     return [sys.executable, "-m", "tests.chaos.mirror_worker", json.dumps({"kind": kind, **asdict(what)})]
 

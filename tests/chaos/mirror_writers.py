@@ -1,4 +1,4 @@
-"""Writers of the tables behind tubes: in savepoints, rolled back, prepared, slow."""
+"""Writers of the tables behind tubes, with savepoints, rollbacks, prepared and slow transactions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ OTHER = "t.id + case when t.id < 500 then 1000 else -1000 end"
 def writing(
     source: str, truncates: bool = True, paced: bool = False, writers: int = 8
 ) -> Iterator[Counter[str]]:
-    """Writers at work until the block ends, ``paced`` by those who replay or not; what they have done."""
+    """Run writers until the block ends, and yield a record of their work. If they are ``paced``, they wait for the
+    workers."""
     stopping, done = threading.Event(), [Counter[str]() for _ in range(writers)]
     threads = [
         threading.Thread(
@@ -54,7 +55,7 @@ def writing(
 def write(
     source: str, seed: str, truncates: bool, paced: bool, stopping: threading.Event, done: Counter[str]
 ) -> None:
-    """One writer: a few changes a transaction, in savepoints, rolled back, prepared or slow now and then."""
+    """Run one writer. Its transactions have a few changes; some are rolled back, prepared, slow, or have savepoints."""
     chance = random.Random(seed)
     with psycopg.connect(source, autocommit=True) as connection:
         while not stopping.is_set():
@@ -64,7 +65,7 @@ def write(
 
 
 def write_some(connection: Connection, chance: random.Random, truncates: bool) -> Counter[str]:
-    """Write one transaction. Return what it kept, or the error for which it was rolled back."""
+    """Write one transaction. Return the changes that were committed, or the error for which it was rolled back."""
     made: Counter[str] = Counter()
     connection.execute("begin")
     try:
@@ -79,7 +80,7 @@ def write_some(connection: Connection, chance: random.Random, truncates: bool) -
 
 
 def crowded(connection: Connection) -> bool:
-    """Whether a tube has so many pods that its writers wait."""
+    """Whether a tube has so many pods that its writers must wait."""
     return any(
         connection.execute(f"select exists (select from {tube} offset {CROWDED})").fetchone() == (True,)
         for tube in TUBES
@@ -131,7 +132,7 @@ def _change(connection: Connection, chance: random.Random, truncates: bool, made
 
 
 def _end(connection: Connection, chance: random.Random, made: Counter[str]) -> Counter[str]:
-    """End the transaction in one of the ways; what was kept of it."""
+    """End the transaction in a random way, and return the changes that were committed."""
     end = chance.random()
     if end < 0.2:
         connection.execute("rollback")

@@ -56,7 +56,8 @@ ALL = ("commits", "tubes", "events", "handlers", "topology", "messages", "sagas"
 
 
 def set_up(source: str, results: str, feeds: Sequence[str] = ALL) -> None:
-    """Make everything of which the campaign consists: in ``source``, and in ``results`` what may be elsewhere."""
+    """Create everything that the campaign needs: in ``source``, and in ``results`` whatever can be in another
+    database."""
     harness.prepare_results(results)
     event_log.set_up(source, results)
     mirror.set_up(source, source, 3)
@@ -87,8 +88,7 @@ def end_what_writers_left(source: str) -> None:
 
 
 def what_clients_know(place: Place, client: int, relay: str) -> Any:
-    """Wait until a client, a process, has heard the last change of the catalogue. Return the events that a new client
-    gets."""
+    """Wait until a client has received the last change of the catalogue. Return the events that a new client gets."""
     last = one(
         place.source, "select array[term, index] from topology.log order by term desc, index desc limit 1"
     )
@@ -109,7 +109,7 @@ def what_clients_know(place: Place, client: int, relay: str) -> Any:
 
 
 def drain(place: Place, feeds: Sequence[str] = ALL) -> None:
-    """Process everything that is there, in the place of consumers that have ended."""
+    """Process everything in place of the consumers, which have ended."""
     end_what_writers_left(place.source)
     if place.fault == "":
         event_log.drain(place.source, place.results)
@@ -124,7 +124,7 @@ def drain(place: Place, feeds: Sequence[str] = ALL) -> None:
 
 
 def _work_off(kind: str, place: Place, consumer: Any) -> None:
-    """Work in rounds until nothing is ready and nothing will be."""
+    """Process everything in rounds until nothing is ready and nothing will become ready."""
     deadline, idle = time.monotonic() + PATIENCE, 0
     while idle < 2:
         found = consumer.round()
@@ -139,7 +139,7 @@ WAITING: Mapping[str, str] = {
     "messages": "select sum(ready + delayed + waiting + in_work) > 0 from mbus.queues() where qname = 'orders'",
     "sagas": "select exists (select from mbus.saga where state in ('forward', 'rolling back'))",
 }
-"""Of each kind a query whether something is there that is not ready yet."""
+"""By kind: a query for whether there is work that is not ready yet."""
 
 
 def _let_one_worker_do_all(source: str) -> None:
@@ -149,7 +149,7 @@ def _let_one_worker_do_all(source: str) -> None:
 
 
 def _backfill(place: Place, worker: Any) -> None:
-    """End the backfills that were killed or stopped, and begin those that were not."""
+    """Finish backfills that were killed or stopped, and run those that have not begun."""
     for tube in TUBES:
         work = Backfill(place.source, tube, 1000)
         for table in attached_to(tube):

@@ -1,4 +1,4 @@
-"""Consumers of the campaign over all feeds, each of which works through its feeds in rounds."""
+"""Consumers of the campaign over all feeds. Each processes its feeds in rounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HANDLED = "handled"
 COMMITS = "mixed"
 RETRIES = (0.1,) * 50
 RUNS = itertools.count(1)
-"""The numbers of this process's runs of handlers. A consumer that begins anew after a fault goes on with them."""
+"""The numbers of this process's runs of handlers. When a consumer starts again after a fault, they continue."""
 
 
 class Commits(Batches):
@@ -65,7 +65,7 @@ class Tubes:
         self.process = mirror_worker.Process(worker, _replayed)
 
     def round(self) -> int:
-        """Work a batch of each tube, for any of its workers: there may be more workers than processes."""
+        """Process a batch of each tube, for any of its workers, because there may be more workers than processes."""
         number = self.process.chance.randrange(60)
         self.process.worker = replace(self.process.worker, number=number)
         self.process.feeds = {tube: self.process.made(tube) for tube in TUBES}
@@ -81,7 +81,7 @@ def _replayed(connection: Connection, feed: TubeFeed, changes: Sequence[Change])
 
 
 class Handlers:
-    """Runs the handlers of one group for a moment. They note what they were called with."""
+    """Runs the handlers of one group for a short time. The handlers record their calls."""
 
     def __init__(self, place: Place, log: Connection, reached: Reached) -> None:
         self.place, self.reached, self.chance = place, reached, place.chance
@@ -157,6 +157,6 @@ KINDS: Mapping[str, Callable[[Place, Connection, Reached], Any]] = {
 
 @contextmanager
 def at_work(kind: str, place: Place, reached: Reached = lambda step: None) -> Iterator[Any]:
-    """A consumer with a connection to the source, for as long as the block lasts."""
+    """Yield a consumer with a connection to the source."""
     with connect(place.source) as log:
         yield KINDS[kind](place, log, reached)

@@ -1,4 +1,4 @@
-"""Where the consumers of the campaign over all feeds work, and how they take batches."""
+"""The databases of the consumers of the campaign over all feeds, and the processing of a batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a consumer works. ``fault``: none, or a fault of ``harmed``."""
+    """The databases of a consumer. ``fault``: none, or a fault of ``harmed``."""
 
     source: str
     results: str
@@ -41,8 +41,7 @@ class Place:
 
 @dataclass
 class Notes:
-    """A file of a process, a line for each note. A note is durable once it was written, whichever process is killed
-    then."""
+    """A file of records of a process, a line for each. A written line survives a kill of the process."""
 
     file: int
 
@@ -56,24 +55,24 @@ class Notes:
 
     @staticmethod
     def read(folder: Path, whose: str) -> list[list[dict[str, Any]]]:
-        """The notes of each process: of a kind, or of a kind and a process."""
+        """Return the records of a kind, of all processes or of one."""
         paths = sorted(folder.glob(f"{whose}*.notes"))
         return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
 
 
 class Batches:
-    """Works through batches of feeds whose results are written in the consumer transaction."""
+    """Processes batches of feeds, and writes their results in the consumer transaction."""
 
     def __init__(self, place: Place, log: Connection, reached: Reached) -> None:
         self.place, self.log, self.reached, self.chance = place, log, reached, place.chance
         end_work(log, os.getpid(), "cut off", "began")
 
     def feeds(self) -> Iterator[Batch]:
-        """A batch of each feed."""
+        """Process a batch of each feed."""
         raise NotImplementedError
 
     def round(self) -> int:
-        """Work one batch of each feed. Return how many changes there were."""
+        """Process one batch of each feed, and return the number of changes."""
         return sum(batch.work(self.log, self.place, self.chance) for batch in self.feeds())
 
     @property

@@ -46,7 +46,7 @@ def compared(expected: Iterable[Hashable], processed: Iterable[Hashable]) -> Cou
 
 
 def judge(place: Place, feeds: Sequence[str] = ALL) -> dict[str, Count]:
-    """Of each feed what became of its changes."""
+    """The figures of each feed."""
     counts: dict[str, Count] = {}
     for feed in feeds:
         counts |= JUDGES[feed](place)
@@ -135,7 +135,7 @@ def _messages(place: Place) -> dict[str, Count]:
 
 
 def _sagas(place: Place) -> dict[str, Count]:
-    """Each saga is done, or undone, as a whole: a step is lost or done twice, or the saga is not in order."""
+    """Each saga is done or undone as a whole. The figures count lost and repeated steps, and sagas out of order."""
     acts: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
     with psycopg.connect(place.source) as connection:
         started = [saga for (saga,) in connection.execute("select saga from started")]
@@ -174,7 +174,7 @@ JUDGES: Mapping[str, Callable[[Place], dict[str, Count]]] = {
 
 
 def judge_clients(place: Place, known: Any) -> dict[str, Count]:
-    """A client hears of each change behind its snapshot once, in order. In the end it has the same state as a new
+    """A client receives each change after its snapshot once, in order. In the end it has the same state as a new
     client."""
     with psycopg.connect(place.source) as connection:
         logged = connection.execute("select term, index from topology.log order by term, index").fetchall()
@@ -199,7 +199,7 @@ def judge_clients(place: Place, known: Any) -> dict[str, Count]:
 
 
 def _connections(noted: Sequence[dict[str, Any]]) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
-    """Of each connection of a client the point of its snapshot, and the events behind it."""
+    """Return for each connection of a client the position of its snapshot, and the events after it."""
     found: list[tuple[tuple[int, int], list[tuple[int, int]]]] = []
     for line in noted:
         if "snapshot" in line:

@@ -45,7 +45,7 @@ class Member:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The steps at which it can be killed."""
+        """The steps at which a process can be killed."""
         without_batches = {
             "handlers": ("called", "noted"),
             "singles": ("received",),
@@ -64,7 +64,7 @@ class Member:
 
     @property
     def sign(self) -> Path:
-        """A file that is there once the process has begun."""
+        """The file that a process creates when it has begun."""
         return Path(self.place.folder) / f"{self.name}.begun"
 
     def run(self, stopped: Callable[[], bool]) -> None:
@@ -90,7 +90,7 @@ class Member:
         through_faults(work, stopped, (*mixed_writers.LOCKED_OUT, ConsumerBusy))
 
     def follow(self, stopped: Callable[[], bool]) -> None:
-        """Note each snapshot and each event behind it, and in the end the picture that they give."""
+        """Record each snapshot and each event after it, and in the end the state of the cluster that they give."""
         client, notes = (
             TopologyClient(self.relay, Topology(gather_interval=0.1)),
             Notes.of(self.place, "client"),
@@ -128,7 +128,7 @@ def picture(topology: Topology) -> Any:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent is gone."""
+    """End this process when its parent has ended."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

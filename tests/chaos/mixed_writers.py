@@ -28,7 +28,7 @@ Connection = psycopg.Connection[Any]
 Write = Callable[[Connection, random.Random], object]
 CAMPAIGN = Campaign(delay=0.1)
 LOCKED_OUT = (errors.DeadlockDetected, errors.LockNotAvailable)
-"""Errors of a session that waited for a lock of others. Its transaction is rolled back and the next one begins."""
+"""Errors of a session that waited for another session's lock. Its transaction is rolled back, and the next begins."""
 OPEN_SAGAS = "select count(*) > 10 from mbus.saga where state in ('forward', 'rolling back')"
 """Handlers follow slowly: each of some ten messages of a saga has a transaction of its own."""
 RANGE = 100
@@ -36,7 +36,7 @@ RANGE = 100
 
 
 def end(connection: Connection, chance: random.Random) -> None:
-    """End a transaction in one of the ways."""
+    """End a transaction in a random way."""
     if chance.random() < CAMPAIGN.rollbacks:
         connection.execute("rollback")
     elif chance.random() < 0.1:
@@ -57,14 +57,14 @@ def rows(connection: Connection, chance: random.Random) -> None:
 
 
 def events(began: float) -> Write:
-    """Publish. The numbers of this process's events are higher than those of the process whose place it took."""
+    """Publish events. A process that replaces another continues its numbers of events."""
     publisher = Publisher("", os.getpid(), CAMPAIGN, threading.Event(), threading.Event())
     numbers: Iterator[int] = itertools.count(int(1000 * (time.time() - began)))
     return lambda connection, chance: publisher.transaction(connection, chance, numbers)
 
 
 def messages(connection: Connection, chance: random.Random) -> None:
-    """Post messages to the queue: some late, some behind another, some undone."""
+    """Post messages to the queue: some with a delay, some that wait for another message, some rolled back."""
     connection.execute("begin")
     first = _post(connection, chance)
     for _ in range(chance.randint(0, 7)):
@@ -160,7 +160,7 @@ WRITERS: Mapping[str, Callable[[float], Write]] = {
 def run(
     source: str, kind: str, began: float, chance: random.Random, reached: Reached, stopped: Callable[[], bool]
 ) -> None:
-    """Write until somebody asks to stop, through all faults."""
+    """Write until a stop is requested, and continue after any fault."""
     write, connect = WRITERS[kind](began), writers_connection(reached).connect
 
     def work() -> None:

@@ -40,7 +40,7 @@ def reached(step: str) -> None:
 
 
 def stopping_at(step: str, function: Any, *, before: bool = False) -> Any:
-    """The function, with the step right before it or right behind it."""
+    """Return the function with a pause at the step, right before or right after its call."""
 
     @wraps(function)
     def stepped(*arguments: Any, **named: Any) -> Any:
@@ -62,7 +62,7 @@ def commit_results_first(transaction: ConsumerTransaction, write: Any) -> None:
     acknowledge(transaction)
 
 
-# The test takes the place of the worker, which keeps the fork server for all of its tasks.
+# The test stands for the worker. A worker keeps the fork server alive for all of its tasks.
 spark_connect.keeper = os.getppid
 acknowledge = ConsumerTransaction.ack
 follow_batches(reached, ("acked", "committed"))

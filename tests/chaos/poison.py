@@ -48,7 +48,7 @@ class Poison(Exception):
 
 @dataclass(frozen=True)
 class Orders:
-    """Do the work of a consumer: process the feed to its end, except the changes that are ``poison``."""
+    """Work as a consumer does: process the feed to its end, except the changes that are ``poison``."""
 
     feed: Feed
     db: str
@@ -153,7 +153,7 @@ def _consume(orders: Orders) -> None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The numbers of errors. ``neighbours``: letters that hold other changes than a single poisonous change."""
+    """The numbers of errors. ``neighbours``: dead letters with other changes than a single poisonous change."""
 
     lost: int = 0
     doubled: int = 0

@@ -71,7 +71,8 @@ class Calls(Messages):
         return len(iids)
 
     def call(self, consumer: str, limit: int) -> list[str]:
-        """Receive once. A limit of 1 is the call by name."""
+        """Receive messages by one call. A limit of 1 uses the function that takes the names of the queue and the
+        consumer."""
         if limit == 1:
             rows = self.log.execute("select iid from mbus.consume('orders', %s)", [consumer])
         else:

@@ -48,7 +48,7 @@ SHAPES = {
 
 @cache
 def numbers(shape: str) -> dict[Key, int]:
-    """The number of each key."""
+    """Return the number from which a key was computed."""
     return {SHAPES[shape].key(number): number for number in NUMBERS}
 
 

@@ -23,7 +23,7 @@ OF_A_WRITER = ("before the commit", "prepared", "after the commit")
 
 @dataclass(frozen=True)
 class Order:
-    """An order to a process to kill itself at a step: a file, which holds the step."""
+    """An order to a process to kill itself at a step: a file that contains the step's name."""
 
     file: Path
 
@@ -33,7 +33,7 @@ class Order:
         draft.rename(self.file)
 
     def withdraw(self) -> bool:
-        """Take the order back. Return whether the process has not begun to carry it out."""
+        """Withdraw the order. Return whether that was in time."""
         with suppress(FileNotFoundError):
             self.file.unlink()
             return True
@@ -43,7 +43,7 @@ class Order:
         """Kill this process if it is ordered to do so at this step."""
         with suppress(FileNotFoundError):
             if self.file.read_text() == step:
-                # The order belongs to the process that moves the file: either the worker obeys it, or it was withdrawn.
+                # Whoever moves the file wins: either the worker obeys the order, or the order was withdrawn.
                 self.file.rename(self.file.with_suffix(".obeyed"))
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -75,7 +75,7 @@ def follow_batches(reached: Reached, steps: Collection[str] = OF_A_BATCH) -> Non
 
     @wraps(leave)
     def left(transaction: ConsumerTransaction, *raised: Any) -> None:
-        """Reach the step before the next claim tells the source of the commit."""
+        """Reach the step before the next claim, which reports the commit to the source."""
         leave(transaction, *raised)
         if transaction._acked:
             at("committed")

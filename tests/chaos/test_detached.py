@@ -32,7 +32,7 @@ from tests.chaos.mixed_verdict import Count, compared
 from tests.chaos.test_poison import KINDS, Kind
 
 SECONDS = float(os.environ.get("SECONDS", "60" if FULL else "10"))
-"""For how long faults happen to each feed."""
+"""Seconds during which faults happen to each feed."""
 LEDGER = "create table public.ledger (id text primary key)"
 RESULT = "create table public.result (n bigint generated always as identity, id text not null)"
 NOTED = (
@@ -65,7 +65,7 @@ NOT_HERE = {"number of workers changed", WAITED}
 KILLS = ("kill at step claimed", "kill at step read", "kill at step committed")
 """The faults of the short campaign: a kill of each role."""
 EVERY_RUN = "commit"
-"""Its claims are those of events and of the topology, too."""
+"""The kind of feed whose campaign every run has. Claims of events and of the topology have the same implementation."""
 LARGER = pytest.mark.release(
     "every run has a short campaign of commits, and test_detached.py has tests of each feed"
 )
@@ -135,7 +135,7 @@ class Campaign:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Write a few changes at a time, each with its line of the ledger, until the block ends."""
+        """Write a few changes at a time, each with a row in the ledger, until the block ends."""
         chance, done = random.Random(f"{SEED} writer"), threading.Event()
 
         def work() -> None:
@@ -157,7 +157,7 @@ class Campaign:
             thread.join()
 
     def run(self, faults: Callable[..., DetachedFaults], seconds: float) -> DetachedFaults:
-        """Let faults happen, and then wait until everything else has happened too."""
+        """Let faults happen, and then wait until all other expected events have happened, too."""
         self.set_up()
         members = self.members
         with self.writing(), crew(self.source, self.folder, [one.command for one in members]) as started:
@@ -168,7 +168,8 @@ class Campaign:
         return happened
 
     def drain(self) -> None:
-        """Process what is left, in the place of processes that have ended. Their last acks come too late, or are kept."""
+        """Process what remains, in place of the processes, which have ended. Acks of theirs that are late must be refused
+        or kept."""
         acker = Worker(replace(self.member("acker", 99), fault=""))
         empty = 0
         while empty < 2:
@@ -180,7 +181,7 @@ class Campaign:
                 time.sleep(OVER)
                 continue
             if handle is None:
-                # A queue says nothing of messages that are leased.
+                # A queue's lag does not count leased messages.
                 empty += 1
                 time.sleep(max(LEASES) + OVER if self.kind.feed.kind == "queue" else 0)
                 continue

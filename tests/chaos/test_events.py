@@ -36,7 +36,7 @@ class Size:
 
 SMALL = Size(processes=2, kills=1, writers=2, maintained=False)
 WHOLE = Size(processes=4, kills=2, writers=4, maintained=True, turns=12 if FULL else 1)
-"""Partitions come and go meanwhile."""
+"""Partitions are created and dropped during the campaign."""
 PUBLISHED = (
     "plain",
     "direct",
@@ -59,7 +59,7 @@ def consumers(source, results, processes, fault=""):
 
 
 def kill_some(at_work, kills):
-    """Consumers in the middle of a batch, and one wherever it is."""
+    """Kill consumers in the middle of a batch, and one consumer at any step."""
     killed, number = 0, 0
     while killed < kills:
         number = (number + 1) % len(at_work.running)
@@ -90,7 +90,7 @@ def crash(source, publishers, at_work):
 
 
 def run(source, results, folder, size):
-    """The campaign: what happened, counted, and which events were acknowledged and which undone."""
+    """Run the campaign. Return counts of its faults, and the events that were acknowledged and rolled back."""
     event_log.set_up(source.conninfo(), results)
     acknowledged, undone = [], []
     with crew(source.conninfo(), folder, consumers(source.conninfo(), results, size.processes)) as at_work:

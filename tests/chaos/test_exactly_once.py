@@ -32,7 +32,7 @@ def assert_sound(done, verdict, in_order=False):
 
 
 def test_results_beside_the_commits(new_cluster):
-    """In order in each run: the other campaigns may all go without."""
+    """Process in order in every run, because the other campaigns choose at random and may all be out of order."""
     source = new_cluster().conninfo()
     done = harness.run(CommitFeed("chaos", 0, in_order=True), source, [source], Campaign())
     assert_exactly_once(done, source, source, in_order=True)
@@ -113,7 +113,7 @@ def test_the_harness_catches_a_stored_raw_snapshot(new_cluster, standby_of):
 
 
 def run_naive(source, servers, read):
-    """A consumer as many would write it, under the same writers; it drains at the end as ours does."""
+    """A naive consumer with the same writers. At the end it drains the feed as ours does."""
     harness.prepare_results(source)
     campaign = Campaign(writers=8)
     deadline = time.monotonic() + campaign.seconds

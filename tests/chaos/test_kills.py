@@ -1,4 +1,5 @@
-"""SIGKILL at each step of a batch: afterwards the results equal the source's ledger, and nothing runs on."""
+"""Kill processes with SIGKILL at each step of a batch. Afterwards the results equal the source's ledger, and no process
+remains."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tests.chaos import kills
 from tests.chaos.harness import FULL, PROOF
 
 NASTIEST = (("operator", "staging"), ("PostgreSQL", "acked"))
-"""While a driver is at work, and right before a commit."""
+"""In a normal run: while a driver works, and right before a commit."""
 OTHERS = pytest.mark.release(
     "every run kills an operator while its driver stages and PostgreSQL right before the commit; "
     "Spark tries the tasks of an executor again"
@@ -37,14 +38,14 @@ LAKE_CASES = [
     ("cluster's driver", "staging"),
     ("executor", "staging"),
 ]
-"""The catalogs that are no part of PostgreSQL have committed at ``merged``, and PostgreSQL has not."""
+"""External catalogs have committed at ``merged``, and PostgreSQL has not."""
 OF_LAKES = pytest.mark.release("every run has such kills by batches in Python, in test_lake.py")
 DURING_SPARK = ("opened", "reading", "staging", "written")
 AFTER_SPARK = ("merged", "acked", "committed")
 LIVES_ON = ("source", "executor")
-"""Without these the job can go on: it asks the source anew, and Spark tries an executor's tasks again."""
+"""The job can continue without these victims: it queries the source again, and Spark retries an executor's tasks."""
 EXIT_CODES = {"driver": -signal.SIGKILL, "cluster's driver": -signal.SIGKILL}
-"""Of spark-submit, as the operator reports it."""
+"""The exit code of spark-submit in the operator's error."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def scene(new_cluster, tmp_path):
 
 
 def master_of(step):
-    """A step after Spark's end needs no driver of its own. A release has a driver for each batch."""
+    """A step after Spark's end needs no separate driver. A release starts a driver for each batch."""
     return kills.SHARED if not FULL and step in AFTER_SPARK else "local[2]"
 
 

@@ -27,7 +27,7 @@ from tests.lakes import Lake
 from tests.rest_catalog import RETRIED, Fault, RestCatalog
 
 FAULTS = {*RETRIED} - {Fault.SILENT}
-"""A worker would wait for a minute after each silence. That has a test of its own."""
+"""A worker would wait for a minute after each silence. Another test does that."""
 SECONDS = float(os.environ.get("SECONDS", "60" if FULL else "10"))
 LARGER = pytest.mark.release(
     "every run has tests of a rollback and of another writer, in tests/integration/lake"
@@ -39,7 +39,7 @@ CRASH, OVERTAKEN = "crash of PostgreSQL", "overtaken by a retry"
 
 
 def found(scan: str, location: str, extensions: Sequence[str], server: s3.Server | None) -> list[int]:
-    """The ids in a table, as DuckDB finds them by its metadata file or its location."""
+    """Return the ids in a table, as DuckDB reads them by the metadata file or the location."""
     secret = (
         "select 1"
         if server is None
@@ -86,7 +86,7 @@ class Campaign:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of this has happened."""
+        """Whether all these events have happened."""
         answered = self.rest is None or ({*self.rest.fired} == FAULTS and self.rest.conflicts > 0)
         return answered and self.killed.keys() >= self.events
 
@@ -112,7 +112,7 @@ class Campaign:
             return str(connection.execute(query).fetchall()[0][0])
 
     def run(self) -> Verdict:
-        """Write, append and kill; what the table has then."""
+        """Write, append and kill. Return the ids in the table."""
         self.new_table()
         workers = [self.worker(number) for number in range(3)]
         with crew(self.source, self.folder, [worker.command() for worker in workers]) as started:
@@ -141,7 +141,7 @@ class Campaign:
         return self.judge()
 
     def next_at(self, step: str, workers: Sequence[Worker]) -> Worker:
-        """Write until a worker is at this step. When it is stopped, it may be further."""
+        """Write until a worker is at this step. When the worker is stopped, it may have gone further."""
         while True:
             insert(self.source, self.chance.randint(1, 5))
             for _ in range(100):
@@ -151,7 +151,7 @@ class Campaign:
                 time.sleep(0.005)
 
     def overtake(self, process: subprocess.Popen[bytes]) -> None:
-        """Let the lock of a process that is stopped go, and let it go on after another process has committed."""
+        """Release the lock of a stopped process, and let it continue after another process has committed."""
         commits = self.commits()
         with psycopg.connect(self.source, autocommit=True) as connection:
             connection.execute(FREE_LOCKS)
@@ -160,12 +160,12 @@ class Campaign:
         self.killed[OVERTAKEN] += 1
 
     def commits(self) -> int:
-        """How many commits the table has."""
+        """Return the number of commits of the table."""
         assert self.rest is not None
         return len(self.rest.commits)
 
     def ids(self) -> list[int]:
-        """The ids in the table, by a reader that shares no code with the writer."""
+        """Return the ids in the table, read by a program that shares no code with the writer."""
         return found("iceberg_scan", self.location, ICEBERG, self.server)
 
     def worker(self, number: int) -> Worker:

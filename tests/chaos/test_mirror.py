@@ -46,7 +46,7 @@ def workers(source, results, processes, **options):
 
 
 def kill_some(at_work, kills):
-    """Workers in the middle of a batch, and one wherever it is."""
+    """Kill workers in the middle of a batch, and one worker at any step."""
     killed, number = 0, 0
     while killed < kills:
         number = (number + 1) % len(at_work.running)
@@ -55,7 +55,7 @@ def kill_some(at_work, kills):
 
 
 def kill_a_backfill(source, backfills, tube):
-    """Start a backfill and kill it between its first chunk and its last; its number, and how far it had come."""
+    """Start a backfill, and kill it between its first and its last chunk. Return its number and its progress."""
     running = (
         "select id, looked_at from tube.backfill "
         "where tube = %s and tbl = 'sh0001.item'::regclass and state = 'running' and looked_at > 0"
@@ -75,14 +75,14 @@ def kill_a_backfill(source, backfills, tube):
                 assert backfills.kill(number)
                 found = connection.execute(running, [tube]).fetchall()
             else:
-                # It was through before anybody looked.
+                # The backfill has finished before the test looked.
                 assert process.returncode == 0, backfills.told()
                 backfills.running[number] = backfills.start(backfills.commands[number])
     return found[0]
 
 
 def run(source, results, folder, size, shape):
-    """The campaign; what writers and killers did, counted."""
+    """Run the campaign, and return counts of what writers and faults did."""
     mirror.set_up(source, results, 3, shape)
     with crew(source, folder, workers(source, results, size.processes, shape=shape)) as at_work:
         with writing(source, paced=True, writers=size.writers) as done:

@@ -31,11 +31,11 @@ pytestmark = pytest.mark.release(
 )
 
 SECONDS = float(os.environ.get("SECONDS", "400" if FULL else "10"))
-"""For how long faults happen; with the three seeds of a release 20 minutes in all."""
+"""Seconds during which faults happen. With the three seeds of a release, 20 minutes in all."""
 WRITER_OF = {"tubes": "rows", "handlers": "events"}
-"""Of each kind of consumer the writer, where its name is another."""
+"""The writer for each kind of consumer, if it has another name."""
 SEVERAL = {"tubes": 3, "events": 2, "handlers": 2, "commits": 2, "messages": 2, "sagas": 2}
-"""How many processes compete for a feed; default: 1."""
+"""The number of processes that compete for a feed; default: 1."""
 
 
 def client_of(relay):
@@ -63,7 +63,7 @@ def members(place, feeds, relay):
 
 
 def run(server, place, feeds, folder, relay):
-    """The campaign: the faults that fired, counted."""
+    """Run the campaign, and return counts of the faults that happened."""
     mixed.set_up(place.source, place.results, feeds)
     each = members(place, feeds, relay)
     with ExitStack() as started:

@@ -146,7 +146,7 @@ def test_a_crash_forgets_no_transaction_that_a_consumer_was_moved_behind(new_clu
 
 
 def use_up_and_crash(primary) -> None:
-    """A crash of this server does forget transactions, when nothing else makes it keep them."""
+    """A crash of this server loses transactions, unless something else makes it keep them."""
     for _ in range(10):
         with at(primary.conninfo()) as there:
             for _ in range(200):
@@ -160,7 +160,7 @@ def use_up_and_crash(primary) -> None:
 
 
 def restored_into(clone, dump: bytes) -> str:
-    """A database of a cluster, made from a dump; its connection string."""
+    """Restore a dump into a database of a cluster, and return its connection string."""
     with at(clone.conninfo()) as there:
         there.execute("create database restored template template0")
     conninfo = clone.conninfo("restored")

@@ -24,7 +24,7 @@ KEYS = 5
 
 
 def _in_statements(write: Callable[[Connection, int], list[Any]], n: int, chance: random.Random) -> Any:
-    """Write ``n`` changes by statements of different sizes; their ids in order."""
+    """Write ``n`` changes by statements of different sizes, and return their ids in order."""
 
     def written(connection: Connection) -> list[Any]:
         ids: list[Any] = []

@@ -1,4 +1,4 @@
-"""Calls in SQL receive each message of a queue exactly once, and soon, whatever is killed."""
+"""Calls in SQL receive each message of a queue exactly once, and soon, whatever process is killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.release(
 )
 
 SECONDS = float(os.environ.get("SECONDS", "60" if FULL else "6"))
-"""For how long faults happen."""
+"""Seconds during which faults happen."""
 SOON = 2.0
 """Seconds after the last post within which everything is received."""
 PATIENCE = 10.0
@@ -40,7 +40,7 @@ CONSUMERS = {
 OF_OTHERS = ("number of workers changed", "lock storm", WAITED, "vacuum full")
 """Faults of the campaign over all feeds. While tables are locked nobody can receive soon."""
 DUE = "select count(*) + count(*) filter (where kind = 'even') - (select count(*) from received) from posted"
-"""How many messages the two consumers have not received yet."""
+"""Return the number of messages that the two consumers have not received yet."""
 FORGET = """
 create function forget() returns trigger language plpgsql as $$
 begin
@@ -83,7 +83,7 @@ def members(place, kinds):
 
 
 def seconds_to_receive_the_rest(source):
-    """Wait until everything is received. Return how long that took; infinite if it does not come."""
+    """Wait until everything is received, and return the seconds that it took; infinity if messages are missing."""
     began = time.monotonic()
     with psycopg.connect(source, autocommit=True) as connection:
         while (took := time.monotonic() - began) < PATIENCE:
@@ -94,7 +94,7 @@ def seconds_to_receive_the_rest(source):
 
 
 def run(server, place, kinds, planted=""):
-    """The campaign. Return how many seconds after the last post everything was received."""
+    """Run the campaign. Return the seconds from the last post until everything was received."""
     with psycopg.connect(place.source, autocommit=True) as connection:
         connection.execute(WORK)
         mixed.make_queue(connection)

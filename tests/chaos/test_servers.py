@@ -25,7 +25,7 @@ def test_a_crash_of_the_source_that_reuses_transaction_ids(new_cluster):
     harness.prepare_results(results)
     before = insert(source.conninfo(), 5)
     drain(results, source.conninfo())
-    # A page of the log that is full is written at once, and what follows with it or not.
+    # A full page of WAL is written at once. Whether later records are written with it is undefined.
     for _ in range(10):
         with psycopg.connect(source.conninfo()) as connection:
             for _ in range(200):
@@ -59,7 +59,7 @@ def test_a_claim_is_durable_although_the_sources_commits_need_not_be(new_cluster
 
 
 def test_a_standby_knows_which_transactions_are_open(new_cluster, standby_of):
-    # An autovacuum would draw transaction ids between two looks.
+    # An autovacuum would consume transaction ids between the two queries.
     primary = new_cluster(autovacuum="off")
     standby = standby_of(primary)
     with psycopg.connect(primary.conninfo()) as slow:
@@ -106,7 +106,8 @@ def test_a_promotion_that_lost_the_tail_is_told_and_repaired(new_cluster, standb
 
 
 def restore(source, target):
-    """The roles first, as a dump of a database has none; those that both clusters have are there already."""
+    """Restore the roles first, because a dump of a database has none. Roles that exist in both clusters are left
+    alone."""
     command = [source.program("pg_dumpall"), "--roles-only", "-d", source.conninfo()]
     roles = subprocess.run(command, check=True, capture_output=True).stdout
     dumps.load(target, target.conninfo(), roles, *dumps.ANYWAY)
@@ -207,7 +208,7 @@ def test_an_upgraded_server_goes_on_exactly_once_once_told_that_its_transaction_
         slow.commit()
     rest = insert(old.conninfo(), 3)
     with psycopg.connect(old.conninfo(), autocommit=True) as connection:
-        # pg_upgrade demands what the new server does not have.
+        # pg_upgrade requires objects that the new server does not have.
         schema.uninstall(connection, ["mbus"])
         connection.execute("drop extension if exists hstore")
     upgraded = old.upgraded(embedded_binaries())

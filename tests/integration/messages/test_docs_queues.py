@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import airflow_home, queues
+from tests import airflow_home
 from tests.readme import Guide
 
 pytestmark = pytest.mark.hstore

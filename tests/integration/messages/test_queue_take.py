@@ -134,7 +134,7 @@ def test_a_message_that_was_taken_while_somebody_met_it_does_not_come_again(q, c
 def test_a_message_that_had_to_wait_and_is_being_taken_holds_up_nobody(q, connect):
     first = post(q, 1)
     second = post(q, 2, after=[first])
-    # So many are claimed by parts, which puts those apart that wait.
+    # A claim of up to 100 messages goes by parts. It moves messages that wait for others to the table mbus.apart.
     assert consumen(q, 100) == ["1"]
     post(q, 3)
     taker = connect(autocommit=False)
@@ -151,7 +151,7 @@ def test_a_message_that_waits_no_more_and_is_being_taken_holds_up_nobody(connect
     first = post(connection, 1)
     post(connection, 2, after=[first])
     third = post(connection, 3, after=[first])
-    # So many are claimed by parts, which puts those apart that wait.
+    # A claim of up to 100 messages goes by parts. It moves messages that wait for others to the table mbus.apart.
     assert [consumen(connection, 100), consume(connection)] == [["1"], "2"]
     assert one(connection, "select array_agg(due) = '{-infinity}' from mbus.apart")
     post(connection, 4)
