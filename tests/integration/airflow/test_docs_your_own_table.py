@@ -65,7 +65,7 @@ class Reader:
             assert shown is None or cells(told) == cells(shown)
 
     def _sh(self, example: str) -> str:
-        """Run our commands, and check that Airflow has the others that it is asked for."""
+        """Run our commands, and check that Airflow has the others. The output names the role as the page does."""
         if " status " in example:
             self._airflow_runs()
         if " redrive " in example:
@@ -82,7 +82,7 @@ class Reader:
                     args.func(args)
             else:
                 assert program in {"airflow-pgchange", *ELSEWHERE}
-        return self._printed()
+        return self._printed().replace(self.database.info.user, "shop")
 
     def _sql(self, example: str) -> str:
         """Run statements, and show the rows of the last statement with rows, with ``|`` between cells as in ``psql``."""
