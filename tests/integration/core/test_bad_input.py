@@ -38,7 +38,7 @@ DEAD = "host=127.0.0.1 port=1 dbname=x user=x connect_timeout=2"
 
 @pytest.fixture(scope="module")
 def unchanged(shared):
-    """A connection to a database with a tracked table and nothing to read, which refused calls leave as it is."""
+    """A connection to a database with a tracked table and no changes. Refused calls leave it as it is."""
     shared.execute("create table ledger (id bigint primary key)")
     shared.execute("select revision.track('ledger')")
     yield shared
@@ -48,7 +48,7 @@ def unchanged(shared):
 
 @pytest.fixture(scope="module")
 def bare(cluster):
-    """A connection to a database with nothing in it."""
+    """A connection to an empty database."""
     for made in database(cluster, "template1"):
         with open_connection(made) as connection:
             yield connection

@@ -1,4 +1,4 @@
-"""Benchmarks are a check: who misses a goal is told so, and fails the run."""
+"""Benchmarks are a check: if a figure misses its goal, the report says so and the run fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.benchmarks import __main__ as benchmarks
 
 @pytest.fixture
 def without_a_cluster(bare_db, monkeypatch):
-    """The planted benchmark reads nothing, so an empty database does in place of a new cluster with our schemas."""
+    """The planted benchmark reads nothing, so an empty database replaces a new cluster with our schemas."""
     cluster = SimpleNamespace(conninfo=lambda: bare_db, remove=lambda: None)
     monkeypatch.setattr(benchmarks, "Cluster", SimpleNamespace(create=lambda *_: cluster))
     monkeypatch.setattr(benchmarks, "schema", SimpleNamespace(install=lambda _: None))

@@ -1,4 +1,4 @@
-"""A network that loses every byte from one moment on, and tells neither side."""
+"""A network that drops every byte from some moment on, without an error on either side."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FREE = "select not exists (select from pg_locks where locktype = 'advisory' and 
 
 @pytest.fixture
 def reachable(server):
-    """A cluster that other namespaces reach."""
+    """A cluster that other network namespaces can reach."""
     cluster = clusters.new_cluster(server, {"listen_addresses": "'*'"})
     with (cluster.data / "pg_hba.conf").open("a") as rules:
         rules.write("host all all 10.211.0.0/16 trust\n")

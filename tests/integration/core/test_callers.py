@@ -54,7 +54,7 @@ cross join lateral pg_identify_object(d.classid, d.objid, 0) as i
 where p.pronamespace::regnamespace::text like '%\\_sealed'
 """
 CALLED = r"\w+_sealed\.\"?[\w$]+\"?\(\(\(CURRENT_USER\)::pgchange\.caller COLLATE \"default\"\)[,)]"
-"""How PostgreSQL writes the call of a sealed function that is told its caller."""
+"""The call of a sealed function, as PostgreSQL prints it, which gets the calling role as an argument."""
 
 
 def test_session_user_records_who_acted_and_grants_nothing(connection):
@@ -63,7 +63,7 @@ def test_session_user_records_who_acted_and_grants_nothing(connection):
 
 
 def test_nobody_can_name_a_function_that_is_told_its_caller(connection, role):
-    """Every grant that makes a persona is called: none opens a sealed schema."""
+    """Call every function that makes a role a persona. None of them opens a sealed schema."""
     who = role("persona").name
     grants = connection.execute(
         "select p.oid::regproc::text from pg_proc as p where p.pronamespace::regnamespace::text = any (%s) "
@@ -93,7 +93,8 @@ where p.pronamespace::regnamespace::text = any (%(schemas)s) and 'caller' = any 
   and s.pronamespace::regnamespace::text ~ '_sealed$' and s.proname !~ '[$]'
   and code ~ format('\\m%%s\\.%%s\\(', n.nspname, s.proname)
 """
-"""Calls of a public face where the owner is the current user: it would take the owner for the caller."""
+"""Calls of a public function in code where the owner is the current user: the function would take the owner for the
+caller."""
 
 
 def test_what_asks_for_a_caller_calls_no_public_face(connection):
@@ -169,7 +170,7 @@ def test_who_names_a_sealed_function_passes_its_own_caller(connection):
 
 @pytest.fixture
 def stranger(connection, role, connect_to):
-    """A role that may look at every feed; others watch, look and have a tube and a group of events."""
+    """A role that may look at every feed. Other roles watch, look, and own a tube and a group of events."""
     who = role("stranger")
     make(connection, "t")
     connection.execute('select pgchange.note_watchers(\'[{"feed": "a feed", "kind": "event"}]\')')

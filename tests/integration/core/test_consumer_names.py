@@ -1,4 +1,4 @@
-"""A consumer's name means that consumer alone, of whichever kind it is and whatever characters it has."""
+"""A consumer's name identifies that consumer alone, whatever its kind and the characters in its name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def named(connection: Connection, kind: str) -> str:
 
 
 def in_work(connection: Connection) -> set[str]:
-    """The kinds of the consumers that have a batch in work."""
+    """Return the kinds of the consumers that have a batch in work."""
     return {row["kind"] for row in consumers.status(connection) if row["batch_id"] is not None}
 
 
@@ -55,7 +55,7 @@ def skip(connection: Connection, name: str) -> None:
 
 @pytest.fixture
 def alike(db: str, connection: Connection) -> Connection:
-    """A commit consumer called as a worker of a tube was called once, each with a batch that has failed."""
+    """A commit consumer with the name of a worker of a tube, and that worker. Each has a batch that has failed."""
     connection.execute("insert into revision.branch (id, type) values (1, 'stable')")
     connection.execute("insert into revision.commit (branch_id) values (1)")
     tubes.make(connection, "q", 2)

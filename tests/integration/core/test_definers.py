@@ -1,4 +1,5 @@
-"""Functions that run with the rights of their owner. Each is listed with its permitted callers and its check of them."""
+"""Functions that run with the rights of their owner. Each is listed with its permitted callers and with its check of the
+caller."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ Connection = psycopg.Connection[Any]
 
 @pytest.fixture
 def connection(connect) -> Iterator[Connection]:
-    """A database with a table of each capture, queues with and without roles, and what hangs on them."""
+    """A database with a table for each kind of capture, queues with and without roles, and objects that belong to
+    them."""
     connection = connect()
     connection.execute(ITEM)
     connection.execute(QUEUES)
@@ -56,7 +58,7 @@ def connection(connect) -> Iterator[Connection]:
 
 @pytest.fixture
 def granted(connection, role) -> dict[str, str]:
-    """A role for each function that grants, and what it was granted."""
+    """A role for each function that grants rights, and the rights that it got."""
     found = connection.execute(GRANTS, [[system.schema for system in versions.SYSTEMS]]).fetchall()
     roles = {}
     for (grant,) in found:
@@ -123,11 +125,11 @@ NOT_REACHED = {
     "revision.place_triggers(regclass,text)": OWNERS,
     "tube.ack(text,integer,jsonb)": "only for letters that are sent again as they were, and tubes send rows again",
 }
-"""Functions that call another only for some of their callers, and for which."""
+"""Functions that call another function only for some callers, and these callers."""
 
 
 def test_a_role_may_call_each_function_that_its_functions_call(connection, granted):
-    """A function without the rights of its owner would fail half way."""
+    """Otherwise a function that is not security definer would fail half way."""
     rows = connection.execute(
         "select p.oid::regproc::text, p.oid::regprocedure::text, case when p.prosecdef then '' else p.prosrc end,"
         " array(select r from unnest(%s::text[]) as r where has_function_privilege(r, p.oid, 'execute'))"

@@ -1,4 +1,5 @@
-"""Detached batches of every feed: nothing is held between claim and ack, and the attempt is the fencing token."""
+"""Detached batches of every feed: no lock and no connection is held between claim and ack, and the attempt is the fencing
+token."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def results(connection: Connection) -> int:
 @each
 def test_between_claim_and_ack_nothing_is_held(feed: Feed, connection: Connection, db: str) -> None:
     handle = claimed(feed, db)
-    # A session ends a moment after its connection.
+    # A session ends shortly after its connection was closed.
     until(connection, NOBODY_ELSE)
     detached.ack(handle, db, write=note)
     assert (results(connection), detached.claim(feed, db, lease=600, owner="")) == (1, None)
@@ -84,7 +85,7 @@ def test_between_claim_and_ack_nothing_is_held(feed: Feed, connection: Connectio
 def test_a_leased_batch_is_not_claimed_again(feed: Feed, connection: Connection, db: str) -> None:
     handle = claimed(feed, db)
     if feed.kind == "queue":
-        # Its workers share a consumer, and go on with the next messages.
+        # The workers of a queue share a consumer, so another worker claims the next messages.
         assert detached.claim(feed, db, lease=600, owner="other") is None
     else:
         with pytest.raises(Leased, match="by the job: wait until it is acked or the lease ends"):
@@ -123,7 +124,7 @@ def test_a_late_ack_is_kept_if_no_other_attempt_has_begun(
 def test_an_ack_is_refused_by_sql_too_if_another_attempt_has_begun(
     feed: Feed, connection: Connection, db: str
 ) -> None:
-    """The fence does not depend on the client: here it does not ask for the token."""
+    """The server checks the token, even if the client does not: here the client skips its check."""
     late = ended(feed, db)
     with pytest.raises(StaleClaim), ConsumerTransaction(feed, db) as transaction:
         batch = transaction.resume(late.token)
@@ -134,7 +135,7 @@ def test_an_ack_is_refused_by_sql_too_if_another_attempt_has_begun(
 
 @each_claim
 def test_a_second_ack_of_an_attempt_writes_nothing(feed: Feed, connection: Connection, db: str) -> None:
-    """The answer to the first may have been lost."""
+    """The client repeats its call, because the answer to the first may have been lost."""
     handle = claimed(feed, db)
     assert detached.ack(handle, db, write=note)
     MORE[feed.kind](connection)
@@ -155,7 +156,8 @@ def test_an_ack_of_a_batch_that_was_given_up_is_refused(feed: Feed, connection: 
 def test_a_claim_that_is_repeated_by_its_owner_gets_the_batch_with_the_next_attempt(
     feed: Feed, connection: Connection, db: str
 ) -> None:
-    """The first may have been lost after its commit. Nobody else's lease is ended."""
+    """The client repeats its call, because the first may have been committed before the connection was lost. No lease of
+    another attempt ends."""
     lost = claimed(feed, db)
     plan = Plan(feed, db, on_busy="skip", lease=600)
     found: list[Handle] = []
@@ -171,7 +173,7 @@ def test_a_claim_that_is_repeated_by_its_owner_gets_the_batch_with_the_next_atte
 
 @each_claim
 def test_a_leased_consumer_is_at_work_until_the_ack(feed: Feed, connection: Connection, db: str) -> None:
-    """It has not failed, however many attempts there were. The lease ends with the batch."""
+    """The batch has not failed, however many attempts there were. Its lease ends with it."""
     for _earlier in range(2):
         ended(feed, db)
     handle = claimed(feed, db)
@@ -192,7 +194,7 @@ def test_a_leased_consumer_is_at_work_until_the_ack(feed: Feed, connection: Conn
 @each
 def test_the_owner_and_the_end_of_a_lease_are_shown(feed: Feed, connection: Connection, db: str) -> None:
     handle = claimed(feed, db)
-    # A queue is behind by the messages that are not leased.
+    # Leased messages do not count in a queue's lag.
     MORE[feed.kind](connection)
 
     def shown() -> Any:
@@ -219,7 +221,7 @@ def test_an_ack_without_results_of_an_application_is_refused_and_is_no_fault_of_
         detached.ack(handle, db, staged=True)
     detached.release(handle, db)
     with pytest.raises(BatchNotFinished), ConsumerTransaction(feed, db) as transaction:
-        # An outage does not count as one of the attempts.
+        # An attempt that an outage ended does not count.
         assert transaction.claim(max_attempts=1, split=True) is not None
 
 
@@ -283,7 +285,7 @@ def test_a_block_whose_attempt_is_over_fails_at_its_end(feed: Feed, connection: 
 def test_the_changes_of_a_handle_are_read_anywhere(feed: Feed, connection: Connection, db: str) -> None:
     handle = Handle.from_text(str(claimed(feed, db)))
     with ConsumerTransaction(handle.feed, db) as transaction:
-        # A standby from which the changes are read may be late.
+        # The changes may be read from a standby, which may lag.
         assert transaction.resume(handle.token).lsn is not None
         assert len([*transaction.changes()]) == handle.count
         transaction.ack()
@@ -293,7 +295,7 @@ def test_the_changes_of_a_handle_are_read_anywhere(feed: Feed, connection: Conne
 def test_a_drain_waits_until_a_lease_ends(
     feed: Feed, connection: Connection, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same sessions, as the wait may last for hours."""
+    """The same sessions are used, because the wait may last for hours."""
     claimed(feed, db, 0.3)
     if feed.kind == "queue":
         time.sleep(0.3)
@@ -327,7 +329,7 @@ def test_a_leased_batch_is_not_given_up_until_its_lease_is_ended_by_hand(
 
 
 def test_the_handle_of_a_dead_letter_is_not_that_of_the_letter_sent_again(db: str, connect: Connect) -> None:
-    """The batch keeps its id, and begins with a first attempt."""
+    """The batch keeps its id, and its attempts are counted from 1 again."""
     connection = connect()
     feed, fill = FEEDS["commit"]
     fill(connection)
@@ -357,7 +359,7 @@ def test_a_consumer_with_a_leased_batch_is_neither_moved_nor_dropped(
 def test_a_lease_counts_if_the_progress_is_in_another_database(
     db: str, other_db: str, connect: Connect, connect_to: Callable[[str], Connection]
 ) -> None:
-    """The database of the changes has the lease, the other the lock."""
+    """The lease is in the database of the changes, the lock in the other."""
     source, there = connect(), connect_to(other_db)
     feed, fill = FEEDS["commit"]
     assert isinstance(feed, CommitFeed)
@@ -379,7 +381,7 @@ def test_a_lease_counts_if_the_progress_is_in_another_database(
 
 
 def test_a_tube_keeps_its_workers_while_a_batch_is_leased(db: str, connect: Connect) -> None:
-    """A tube of another cluster forgets the batches of its workers, and so their leases."""
+    """When a tube comes to another cluster, the batches of its workers and their leases are dropped."""
     connection = connect()
     feed, fill = FEEDS["tube"]
     fill(connection)
@@ -395,7 +397,7 @@ def test_a_tube_keeps_its_workers_while_a_batch_is_leased(db: str, connect: Conn
 
 
 def test_a_group_with_a_leased_batch_is_neither_read_nor_moved_by_hand(db: str, connect: Connect) -> None:
-    """As if another session held its lock."""
+    """Pretend that another session holds the lock."""
     connection = connect()
     feed, fill = FEEDS["event"]
     fill(connection)

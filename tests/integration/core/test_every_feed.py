@@ -117,9 +117,9 @@ def _of(*names: str) -> pytest.MarkDecorator:
 
 each = _of(*FEEDS)
 each_movable = _of("commit", "event", "topology", "diary")
-"""The feeds whose progress is a position, kept with the results."""
+"""The feeds whose consumers can be moved: their progress is a position, which is kept with the results."""
 each_note_of_a_move = _of("commit", "event")
-"""A feed of each function that notes a move: the event log has its own."""
+"""A feed for each function that records a move: the event log has its own."""
 each_claim = _of("commit", "tube", "queue")
 """A feed for each implementation of claim. Commits, events, the topology and the diary share an implementation."""
 
@@ -157,7 +157,7 @@ def test_a_consumer_transaction_that_has_written_claims_nothing(
 
 @contextmanager
 def unfinished(feed: Feed, db: str) -> Iterator[ConsumerTransaction]:
-    """A consumer's transaction that ends before its ack."""
+    """A consumer transaction that ends before its ack."""
     with pytest.raises(BatchNotFinished), ConsumerTransaction(feed, db) as consumer:
         yield consumer
 
@@ -245,7 +245,7 @@ def test_a_batch_is_the_same_until_it_is_acked_though_more_has_come_and_each_cha
 
 
 def all_of(feed: Feed, db: str, source: str | None = None) -> list[Any]:
-    """The ids of all changes that are ready, processed batch after batch. None comes twice."""
+    """Process batch after batch, check that no change comes twice, and return the ids of all changes."""
     ids: list[Any] = []
     while True:
         with ConsumerTransaction(feed, db, source) as consumer:
@@ -321,7 +321,7 @@ def test_a_batch_that_is_given_up_is_a_letter_until_it_is_sent_again(
 
 
 def given_up(feed: Feed, db: str, connection: Any) -> int:
-    """The number of the letter of a batch that a person gave up."""
+    """Give a batch up, and return the number of its dead letter."""
     with unfinished(feed, db) as consumer:
         consumer.claim(10)
     by_hand.skip_batch(connection, connection, feed, "cannot be read")
@@ -415,7 +415,7 @@ def test_many_are_asked_at_once_what_each_is_asked_alone(
 
 
 def timeless(told: dict[str, Any]) -> dict[str, Any]:
-    """A lag without its ages, which differ from one question to the next, but with whether there are any."""
+    """Return a lag with flags instead of its ages, because ages differ from one query to the next."""
     return {name: value is None if name.endswith("_age") else value for name, value in told.items()}
 
 
@@ -547,13 +547,13 @@ def test_a_batch_is_acked_as_the_version_that_was_claimed(
 
 
 def beginning(connection: Any, feed: Feed) -> Lag:
-    """The lag of a consumer that has just been made."""
+    """The lag of a new consumer."""
     ask(connection, feed.register())
     return lag(connection, connection, feed, 10)
 
 
 def behind(connection: Any, feed: Feed, **as_if: Any) -> list[tuple[str, str]]:
-    """Return the findings of health about a consumer, with another answer of status()."""
+    """Return the findings of health about a consumer, with a changed result of status()."""
     rows = [row | as_if for row in consumers.status(connection, warn=pytest.fail)]
     found = findings(connection, pytest.fail, rows)
     return [(one.severity, one.told) for one in found if one.consumer == feed.name]
@@ -647,7 +647,7 @@ def test_a_new_consumer_starts_where_its_feed_says_and_only_once(
     connect_to: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A consumer that starts now gets what comes later, and goes on there when its batch fails. Its results are in
+    """A consumer that starts now gets later changes, and keeps this position when its batch fails. Its results are in
     another database than the changes."""
     connection, results = connect_to(db), other_db
     fill(connection)
@@ -671,7 +671,7 @@ def test_a_new_consumer_starts_where_its_feed_says_and_only_once(
 def test_a_consumers_rights_are_enough_to_start(
     feed: Any, fill: Callable[[Any], Any], connect: Connect, role: Any
 ) -> None:
-    """It can place itself only while it is new: to move it takes an admin."""
+    """A consumer may choose its position only while it is new. To move it later takes an admin."""
     connection, consumer = connect(), role("consumer")
     fill(connection)
     connection.execute(f"select {feed.schema}.grant_consumer(%s::regrole)", [consumer.name])
@@ -715,7 +715,7 @@ def test_a_new_consumer_with_the_name_of_another_but_for_a_letter_is_told(
 def test_a_consumer_that_has_claimed_is_not_new(
     feed: Any, fill: Callable[[Any], Any], db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of its first batch is lost, which it has claimed and not processed yet. No try places it anew."""
+    """Its first batch, which is claimed and not processed, stays complete. No attempt moves the consumer."""
     fill(connect())
     with unfinished(feed, db) as consumer:
         batch = consumer.claim(10)
@@ -728,7 +728,7 @@ def test_a_consumer_that_has_claimed_is_not_new(
 def test_a_start_that_was_noted_and_not_taken_is_noted_again(
     feed: Any, fill: Callable[[Any], Any], db: str, connect: Connect
 ) -> None:
-    """The connection may be lost between the two: then the consumer starts later, and not at the beginning."""
+    """If the connection is lost between the two steps, the consumer starts later, and not at the beginning."""
     connection = connect()
     fill(connection)
     late = replace(feed, start="now")

@@ -1,4 +1,4 @@
-"""A foreign table that comes to a captured table: PostgreSQL would refuse to write through the one into the other."""
+"""A foreign table becomes a child of a captured table. PostgreSQL would then refuse writes through the parent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CAPTURES = {
 
 @pytest.fixture(params=CAPTURES)
 def parted(connect, request):
-    """A partitioned table that is captured, and what ends that."""
+    """A captured partitioned table, and the statement that ends its capture."""
     connection = connect()
     capture, end = CAPTURES[request.param]
     connection.execute("create table item (id bigint not null) partition by range (id)")
@@ -134,7 +134,7 @@ def test_a_captured_table_becomes_a_partition_of_another_one(connection, begin):
 
 @pytest.fixture
 def tree():
-    """A captured table on a server that has foreign tables, with a child of that kind in which there is a row."""
+    """A captured table on a server with foreign tables, and a foreign child that has a row."""
     cluster = new_cluster("system")
     install(cluster)
     info = psycopg.conninfo.conninfo_to_dict(cluster.conninfo())

@@ -47,7 +47,8 @@ def work(results: str, source: str | None = None, fails: bool = False) -> None:
 
 
 def batches(connection: Connection) -> list[tuple[Any, ...]]:
-    """Of each attempt, the first first: number, changes, and whether it was claimed, acked, failed, skipped."""
+    """Return for each attempt, the first first: its number, its changes, and whether it was claimed, acked, failed or
+    skipped."""
     return connection.execute("""
         select attempt, count, claimed_at is not null, acked_at is not null, failed_at is not null,
                skipped_at is not null
@@ -80,7 +81,7 @@ def test_an_attempt_is_noted_with_who_makes_it_wherever_the_results_are(
 
 
 def rows_read(connection: Connection, table: str) -> int:
-    """By this session lately, from a table and by its indexes."""
+    """Return the recent reads of this session from a table and its indexes."""
     query = """
         select (seq_tup_read + idx_tup_fetch)::integer from pg_stat_xact_user_tables where relid = %s::regclass
     """

@@ -1,4 +1,4 @@
-"""Forty types of a key: each is taken, and then its text is exact, or it is refused with the reason."""
+"""Forty types of a key: each is either accepted with an exact text, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TAKEN = {
     "macaddr8": ["08:00:2b:01:02:03:04:05", "08002b:010203"],
     "pg_lsn": ["0/0", "16/B374D848", "16/b374d848"],
 }  # fmt: skip
-"""Values of each type that is taken, some of them equal though they are written differently."""
+"""Values of each accepted type. Some of them are equal although they are written differently."""
 REFUSED = {
     "real": "such as 0 and -0",
     "double precision": "such as 0 and -0",
@@ -121,7 +121,7 @@ def test_two_values_of_a_type_have_one_text_if_they_are_equal_and_each_is_read_b
 
 
 def test_the_text_of_a_key_of_two_columns_is_that_of_an_array(forty):
-    """Also where it is joined of texts that need no quotes."""
+    """Also if the id is an array of texts that need no quotes."""
     query = "select pgchange.key_text(array_fill(pgchange.key_type(%s::regtype), array[%s]), %s::name[], 'k')"
     for kind, given in TAKEN.items():
         forty.execute(f"create temporary table k (x {kind})")
@@ -155,7 +155,7 @@ def test_a_key_of_all_the_types_that_are_taken_goes_through_the_commit_queue_and
 
 
 def found(connection, name, types, key):
-    """How many rows a reader of changes finds by a key."""
+    """Return the number of rows that a reader of changes finds by a key."""
     columns = key_columns(connection, f"s_{name}", [name], types)
     id_ = sql.SQL("{}::bigint" if types == ["bigint"] else "{}::text").format(key).as_string(None)
     query = sql.SQL("select count(*) from {} as t where {}")

@@ -1,4 +1,4 @@
-"""The key of a table: which columns can be it, and the text by which it travels."""
+"""The key of a table: which columns can be the key, and the text of its value in an id."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ VALUES = {
 
 
 def test_a_key_of_all_types_at_once_has_one_text_and_finds_its_row(tables):
-    """A session's settings change neither."""
+    """The settings of a session change neither of the two."""
     columns = [f"c{place}" for place in range(len(VALUES))]
     made = ", ".join(f"{name} {kind}" for name, kind in zip(columns, VALUES, strict=True))
     tables.execute(f"create temp table wide ({made}, unique ({', '.join(columns)}))")

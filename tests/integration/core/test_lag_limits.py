@@ -49,14 +49,14 @@ def test_a_limit_of_nobody_or_of_nothing_is_refused(
 def test_what_a_consumer_keeps_from_being_trimmed_is_told_with_why_it_is_behind(
     connection: psycopg.Connection[Any], db: str
 ) -> None:
-    """Of partitions that are not written any more, and of the consumer that has not processed them."""
+    """The size of partitions that are not written any more, and the consumer that has not processed them."""
     narrow_partitions(connection)
     commits(connection, 2)
     ((part,),) = connection.execute(
         "select tableoid::regclass::text from revision.commit_queue limit 1"
     ).fetchall()
     use_up_transactions(connection)
-    # As if the partition had 3 GB.
+    # Pretend that the partition has 3 GB.
     connection.execute("update pg_class set relpages = 393216 where oid = %s::regclass", [part])
     assert why(connection) == "no task has ever worked on it; it keeps about 3 GB of the commit queue"
     connection.execute("update pg_class set relpages = 100000 where oid = %s::regclass", [part])

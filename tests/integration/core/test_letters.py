@@ -1,4 +1,4 @@
-"""Dead letters of the commit queue: given up, sent again to that consumer alone, once."""
+"""Dead letters of the commit queue: given up, and sent again once, to their consumer alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IN_ORDER = CommitFeed("test", 0, in_order=True)
 
 
 def claimed(db, feed=FEED, limit=1000, source=None):
-    """A batch and its changes, acked."""
+    """Process and ack a batch. Return the batch and its changes."""
     with ConsumerTransaction(feed, db, source) as consumer:
         batch = consumer.claim(limit)
         if batch is None:
@@ -372,7 +372,7 @@ def test_giving_up_is_rolled_back_with_its_transaction(db, connection):
 def test_maintenance_names_letters_that_nobody_has_looked_at(db, connection):
     give_up(connection, db)
     letter, _ = give_up(connection, db)
-    # However old they are: no retention is given.
+    # All of them, however old they are, because no retention is given.
     connection.execute("update pgchange.letter set given_up_at = now() - interval '10 years'")
     (line,) = [line for line in maintain(connection).attention if "dead letter" in line]
     assert line.startswith("commits:test/0: 2 dead letters since ")

@@ -1,4 +1,4 @@
-"""Batches that have failed the maximum number of times."""
+"""Batches that have failed ``max_attempts`` times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters of the commit queue when history goes, the source is restored, or the consumer moved."""
+"""Dead letters of the commit queue after the history was trimmed, the source was restored, or the consumer was moved."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_trimming_of_other_history_hinders_no_letter(own_database, connect_to):
     commits(connection)
     drain(own_database)
     use_up_transactions(connection, 200)
-    # New rows are in a partition that is not full by the end of the test.
+    # The partition of new rows is not full by the end of the test.
     connection.execute("select revision.maintain_partitions(1000000, 1)")
     letter, ids = give_up(connection, own_database)
     slow.commit()
@@ -66,7 +66,7 @@ def test_what_a_letter_on_its_way_stands_for_is_not_trimmed(own_database, connec
 
 
 def give_up_and_trim(connection, source, db, own_database):
-    """A letter whose changes its source has trimmed since."""
+    """A dead letter whose changes were trimmed at the source."""
     narrow_partitions(source)
     letter, _ = give_up(connection, db, source=own_database, at=source)
     use_up_transactions(source)
@@ -185,7 +185,7 @@ def test_with_a_consumer_its_letters_are_forgotten(db, connection):
 
 @pytest.mark.parametrize(("at", "covers"), [(6, False), (7, True), (8, True)])
 def test_a_watermark_has_passed_a_batch_where_it_stands_at_its_end_within_a_transaction(connect, at, covers):
-    """A batch ends within a transaction of more commits than its limit: at one of their ids."""
+    """If a transaction has more commits than the limit, a batch ends at one of their ids."""
     places = [Jsonb({"snapshot": "9:9:", "partial": [9, n]}) for n in (at, 7)]
     [found] = connect().execute("select pubsub.covers(%s, %s)", places).fetchone()
     assert found == covers

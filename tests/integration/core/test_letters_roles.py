@@ -1,4 +1,4 @@
-"""The rights to see and to keep letters, the answers to invalid input, and letters of another kind of feed."""
+"""The rights to see and to keep dead letters, the answers to invalid input, and letters of another kind of feed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def write_letters(connection):
 
 @pytest.fixture(scope="module")
 def lettered(cluster):
-    """The name of a database with those letters, to be copied: to write them takes several times as long."""
+    """The name of a database with those letters, which tests copy: to create the letters anew takes several times as
+    long."""
     for made in database(cluster, TEMPLATE):
         with psycopg.connect(made, autocommit=True) as connection:
             write_letters(connection)
@@ -63,7 +64,7 @@ def admin(connect):
 
 @pytest.fixture(scope="module")
 def unchanged(shared):
-    """The same, for calls that are refused and leave both letters where they are."""
+    """The same, for calls that are refused and change neither letter."""
     write_letters(shared)
     return shared
 

@@ -1,4 +1,4 @@
-"""Batches that are given up and sent again while everybody writes and reads: each commit is processed exactly once."""
+"""Batches are given up and sent again while other sessions write and read: each commit is processed exactly once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from tests.tubes import attach, make
 NOT_NOW = (BatchNotFinished, ConsumerBusy, LetterRefused, StaleClaim, UnknownConsumer, UnknownLetter)
 
 TURNS = 30
-"""How often writers work at most until a letter was sent again beside them, which a busy machine delays."""
+"""The maximum rounds of the writers until a letter was sent again beside them. A busy machine delays that."""
 
 
 class Run:
-    """Consumers of which each fails now and then, and a person who skips and sends again, until told to stop."""
+    """Run consumers that sometimes fail, and a person who skips batches and sends letters again, until a stop is
+    requested."""
 
     def __init__(self, feed, results, source, seed):
         self.feed, self.results, self.source, self.seed = feed, results, source, seed
@@ -87,7 +88,7 @@ class Run:
             raise
 
     def settle(self):
-        """Everything that is left: letters are sent again, and nothing fails any more."""
+        """Process everything that is left: letters are sent again, and nothing fails any more."""
         with open_connection(self.results) as results, open_connection(self.source) as source:
             while True:
                 left = dead_letters.letters(results)
@@ -98,7 +99,7 @@ class Run:
 
 
 def write_some(run, source, seed):
-    """Writers at work for a second."""
+    """Run writers for a second."""
     writers = Campaign(writers=6, seconds=1, delay=0.2, seed=seed)
     deadline = time.monotonic() + writers.seconds
     writing = [

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("few_sessions")
 
 
 def held(connection):
-    """The schemas that this server can hold."""
+    """The schemas that this server can have."""
     return [system.schema for system in possible(connection)]
 
 
@@ -70,7 +70,7 @@ OLD_ROWS = {
     "trim_watchers": "insert into pgchange.watcher (kind, feed, looked_at) "
     "values ('commit', 'c', now() - interval '30 days')",
 }
-"""For each step, the statement that inserts a row that it trims."""
+"""For each step of maintenance: a statement that inserts a row that the step deletes."""
 
 
 @pytest.mark.parametrize(("step", "table"), [("trim_batches", "batch"), ("trim_watchers", "watcher")])
@@ -218,7 +218,7 @@ def attention(connection, text):
 
 
 def until_old(connection):
-    """Return once the partition that holds what is there now is past its retention."""
+    """Wait until the retention of the partition with the present events has passed."""
     until(
         connection,
         "select now() > '{}'::timestamptz + interval '2 seconds'".format(one(connection, "select now()")),

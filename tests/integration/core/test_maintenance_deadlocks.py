@@ -1,4 +1,5 @@
-"""Where PostgreSQL looks for deadlocks at once, maintenance in a loop ends nobody's transaction, nor fails itself."""
+"""If PostgreSQL looks for deadlocks at once, maintenance in a loop cancels no other transaction, and does not fail
+itself."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ Work = Callable[[psycopg.Connection[Any], int], object]
 
 @pytest.fixture
 def impatient(db: str) -> str:
-    """A database in which who waits a millisecond for a lock looks for a deadlock."""
+    """A database in which a session looks for a deadlock after waiting for a lock for a millisecond."""
     with psycopg.connect(db, autocommit=True) as connection:
         connection.execute(
             sql.SQL("alter database {} set deadlock_timeout = '1ms'").format(
@@ -45,7 +46,7 @@ def impatient(db: str) -> str:
 
 @pytest.fixture(params=[2, pytest.param(8, marks=pytest.mark.release("more rounds of the same"))])
 def rounds(request: pytest.FixtureRequest) -> int:
-    """How often maintenance runs beside the others; the second time it finds what the first left."""
+    """The rounds of maintenance beside the other sessions. The second round processes what the first has left."""
     return int(request.param)
 
 
@@ -202,7 +203,7 @@ def test_a_claim_that_is_ended_to_let_others_out_of_a_deadlock_is_made_anew(impa
         until(looking, waits(relation=part))
         locked = pool.submit(other.execute, lock.format("pgmb.dispatched"))  # type: ignore[arg-type]
         until(looking, waits(other))
-        # Only now the claim meets the other transaction, which waits for it.
+        # Here the claim first meets the other transaction, which waits for it.
         first.rollback()
         locked.result()
         other.rollback()

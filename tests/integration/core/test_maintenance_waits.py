@@ -119,7 +119,7 @@ QUEUE = {
 
 @pytest.fixture
 def watching(connect: Connect) -> Connection:
-    """A database where maintenance that waits for somebody does so as long as it takes."""
+    """A database in which maintenance waits without a limit if it waits for other sessions at all."""
     connection = connect()
     be_patient(connection)
     return connection
@@ -127,7 +127,7 @@ def watching(connect: Connect) -> Connection:
 
 @pytest.fixture
 def maintaining(watching: Connection, connect: Connect) -> Connection:
-    """Maintenance in a long transaction. In a deadlock the other session is ended, and it may not wait for long."""
+    """Run maintenance in a long transaction. In a deadlock the other session is cancelled; it may not wait for long."""
     connection = connect(autocommit=False)
     connection.execute("set deadlock_timeout = '1h'")
     connection.execute("set statement_timeout = '20s'")
@@ -136,7 +136,7 @@ def maintaining(watching: Connection, connect: Connect) -> Connection:
 
 
 def meet(watching: Connection, maintaining: Connection, other: Connection, meeting: Meeting) -> Told:
-    """Return the log of maintenance. The other session gets all its locks."""
+    """Return the log of maintenance, after the other session got all its locks."""
     with ThreadPoolExecutor(1) as pool:
         maintaining.execute(meeting.done)  # type: ignore[arg-type]
         other.execute(meeting.held)  # type: ignore[arg-type]
@@ -277,13 +277,14 @@ def test_maintenance_that_waits_for_who_waits_for_it_would_be_noticed(
 def test_maintenance_waits_for_nobody_who_waits_while_somebody_is_about_to_look_for_a_deadlock(
     watching: Connection, maintaining: Connection, connect: Connect
 ) -> None:
-    """A session that waits for another may be in a deadlock as soon as the other waits for maintenance."""
+    """If a session waits for another, there may be a deadlock as soon as the other waits for maintenance."""
     holder, other = connect(autocommit=False), connect(autocommit=False)
     holder.execute("select pg_advisory_xact_lock(1)")
     with ThreadPoolExecutor(1) as pool:
         going_on = pool.submit(other.execute, "select pg_advisory_xact_lock(1)")
         until(watching, waits(other, behind=holder))
-        # It looks in an hour, and maintenance takes a quarter of that for too close.
+        # The waiting session looks for deadlocks after an hour. Maintenance may not wait in the last quarter of that
+        # time.
         assert one(maintaining, "select pgchange.may_wait('30 minutes')")
         assert not one(maintaining, "select pgchange.may_wait('45 minutes')")
         holder.rollback()

@@ -1,4 +1,5 @@
-"""Ours beside the systems whose manuals they follow: refused with advice that is true, and nothing changed."""
+"""Our schemas beside the original systems whose manuals they follow: an installation is refused with correct advice, and
+nothing changes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ CAPTURING = {
     "pgmb": ["push_inserts on item"],
     "mbus": ["post_new on item"],
 }
-"""The triggers outside of its schema by which an original captures."""
+"""The triggers, outside of its schema, by which an original system captures."""
 
 
 def of_server(name):
@@ -26,7 +27,7 @@ def of_server(name):
 
 
 def all_there(connection):
-    """The objects of the database without PostgreSQL's own objects."""
+    """Return the objects of the database without PostgreSQL's own objects."""
     query = """
         select 'schema', nspname::text from pg_namespace where nspname !~ '^pg_'
         union all select 'function', oid::regprocedure::text from pg_proc where oid >= 16384
@@ -39,7 +40,7 @@ def all_there(connection):
 
 
 def advised(refused, pattern):
-    """The statements that an advice gives."""
+    """Return the statements in an advice."""
     return [found for found in re.findall("`(.*?)`", str(refused.value)) if re.match(pattern, found)]
 
 
@@ -127,7 +128,8 @@ def test_triggers_of_an_applications_own_that_use_a_schema_of_ours_hinder_nothin
 
 @pytest.fixture
 def captured_before(connection):
-    """Ours, where triggers of a former original are still on a table: they came back with a restore, or ours by psql."""
+    """Our schemas, and triggers of a former original on a table. They came back with a restore, or our schemas were
+    installed by psql."""
 
     def made(name):
         connection.execute(ORIGINALS[name])
@@ -167,7 +169,7 @@ def test_a_table_that_an_original_captures_is_not_captured_twice(captured_before
 
 @pytest.fixture
 def admins(connection):
-    """The roles that an original made for this database, which a schema that was dropped leaves behind."""
+    """The roles that an original system created for this database, and that remain when its schema is dropped."""
     name = connection.info.dbname
     roles = [f"mbus_{name}_admin", f"mbus_{name}_post_q"]
     for role in roles:

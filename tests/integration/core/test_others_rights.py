@@ -1,4 +1,4 @@
-"""A role changes only what concerns tables and tubes of whose owners it is a member, whatever else it was granted."""
+"""A role can change objects only of tables and tubes whose owner it is a member of, whatever else it was granted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GRANTS = {
     "mbus": ["grant_maintainer", "grant_admin"],
     "topology": ["grant_reader", "grant_consumer", "grant_admin", "grant_writer"],
 }
-"""The statements that create a persona, by schema."""
+"""The statements that give a role the rights of each persona, by schema."""
 PERSONAS = [f"{name}.{grant}" for name, grants in GRANTS.items() for grant in grants]
 
 OWNED = {
@@ -79,7 +79,7 @@ LOOKED_AT = {
 
 @pytest.fixture
 def admin(connect, role):
-    """Another owner's table that is tracked, attached and published, with its visible names; and a tube of the same
+    """A table of another owner that is tracked, attached and published, with its visible names, and a tube of that
     owner."""
     connection, owner = connect(), role("theirs")
     for grant in ("revision.grant_owner", "tube.grant_owner", "pgmb.grant_owner"):
@@ -117,7 +117,7 @@ def admin(connect, role):
 
 
 def theirs(admin):
-    """Every row that is about their table or their tube, and the version that it is in."""
+    """Return every row about the other owner's table or tube, with the version of the row."""
     found = {}
     for table, column in OWNED.items():
         query = "select xmin::text, t::text from {} as t where t.{}::text ~ 'theirs|item|former' order by 2"
@@ -129,7 +129,8 @@ def theirs(admin):
 
 @pytest.fixture
 def stranger(admin, role, connect_to):
-    """A session of a role that has a grant, may write their table, and put pods into the tube that is shared."""
+    """A session of a role that has a grant, may write the other owner's table, and may insert pods into the shared
+    tube."""
 
     def open_one(*grants):
         who = role("stranger")
@@ -144,13 +145,13 @@ def stranger(admin, role, connect_to):
 
 
 def here(admin, personas=PERSONAS):
-    """Those whose schemas this server can hold."""
+    """The personas whose schemas this server can have."""
     held = {system.schema for system in possible(admin)}
     return [persona for persona in personas if persona.split(".")[0] in held]
 
 
 def writable(admin, who):
-    """The tables of ours that a role may write: with the columns that it may update, and whether it may delete."""
+    """Return our tables that a role may write, with the columns that it may update, and whether it may delete."""
     return admin.execute(
         """
         select n.nspname, c.relname,
@@ -283,7 +284,8 @@ def test_what_failed_is_shown_to_the_owner_of_the_table_only(admin, stranger):
 
 @pytest.mark.parametrize("prepare", ["track", "push"])
 def test_who_hands_its_table_on_hands_it_on_writable(connect, role, connect_to, prepare):
-    """Its capture stays with the former owner and cannot place a row. No write fails because of this."""
+    """The capture stays with the former owner, and can no longer write its rows. No write of a user fails because of
+    this."""
     admin, owner, heir = connect(), role("owner"), role("heir")
     for name in ("revision.grant_owner", "pgmb.grant_owner"):
         admin.execute(f"select {name}(%s::regrole)", [owner.name])

@@ -77,7 +77,7 @@ COLUMNS = {
     "pgmb.subscription_events": "id, group_id, event_id, subscription_id",
     "public.q": "seq, op, shard, ids, payload, ts",
 }
-# Without the types of constants, and without defaults that are null.
+# Leave out the types of constants, and defaults that are null.
 SIGNATURES = r"""
     select replace(
                regexp_replace(

@@ -1,4 +1,4 @@
-"""The README, the index of the pages, the pages that describe no single feed, and all links between our pages."""
+"""The README, the index of the pages, the pages about no single feed, and all links between our pages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A dump that was restored in parts: its data into schemas that are there, its schemas without the data. A restored
-part is recognised as a copy, with or without other parts."""
+"""A dump that was restored in parts: data into existing schemas, or schemas without data. A restored part is recognised
+as a copy, with or without other parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("few_sessions")
 
 COMMITS = CommitFeed("here", 0)
 DATA = ("--data-only", "--disable-triggers")
-"""With triggers, what is loaded would be captured again."""
+"""With triggers, the loaded rows would be captured again."""
 ORIGINS = ("revision", "pgmb", "topology", "mbus")
 
 
@@ -33,7 +33,7 @@ def load(cluster, source, target, *options):
 
 @pytest.fixture(scope="module")
 def installed_once(cluster):
-    """The name of a database in which our schemas were installed by themselves, to be copied: its origins are its own."""
+    """The name of a database in which our schemas were installed anew, which tests copy. It has its own origin ids."""
     for made in database(cluster, "template1"):
         with psycopg.connect(made, autocommit=True) as connection:
             schema.install(connection)
@@ -42,13 +42,13 @@ def installed_once(cluster):
 
 @pytest.fixture
 def installed(cluster, installed_once):
-    """A database in which our schemas were installed by themselves."""
+    """A database in which our schemas were installed anew."""
     yield from database(cluster, installed_once)
 
 
 @pytest.fixture
 def restore(db, installed, cluster, connect_to):
-    """Load a part of a dump of ``db`` into ``installed``; a connection to it."""
+    """Load a part of a dump of ``db`` into ``installed``, and return a connection to it."""
 
     def loaded(*options):
         load(cluster, db, installed, *options)
@@ -59,7 +59,7 @@ def restore(db, installed, cluster, connect_to):
 
 @pytest.fixture(scope="module")
 def emptied_once(cluster, shared_db):
-    """The name of a database with our schemas that came without their data."""
+    """The name of a database into which our schemas were restored without their data."""
     for made in database(cluster, "template1"):
         load(cluster, shared_db, made, "--schema-only")
         yield conninfo_to_dict(made)["dbname"]
@@ -73,7 +73,7 @@ def emptied(cluster, emptied_once, connect_to):
 
 
 def origins(connection):
-    """The schemas that keep an origin on this server."""
+    """The schemas on this server that record the database of their origin."""
     return [name for name in ORIGINS if name in versions.present(connection)]
 
 
@@ -119,7 +119,7 @@ def test_events_that_come_into_an_installed_log_are_dispatched_once(db, connect,
     drained(EventFeed("g"), db)
     later = publish(connect(), "b")
     restore(*DATA)
-    # The first look gives what waits there ids of this log, and the next one dispatches it.
+    # The first query gives waiting events ids of this log, and the next query dispatches them.
     assert drained(EventFeed("g"), installed) == []
     assert [change.id for change in drained(EventFeed("g"), installed)] == later
 

@@ -1,4 +1,4 @@
-"""History of all feeds is trimmed by its age, size and number, and not before every consumer has processed it."""
+"""The history of all feeds is trimmed by age, size and number, but only after every consumer has processed it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BY_LIMIT = pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: next(ite
 
 
 def settled_partitions(connection, each):
-    """Partitions of the commit queue that hold so many commits each, and are not written any more."""
+    """Create partitions of the commit queue with this number of commits each, which are not written any more."""
     narrow_partitions(connection)
     for _ in range(3):
         commits(connection, each)

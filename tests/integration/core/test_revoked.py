@@ -1,4 +1,4 @@
-"""Servers on which functions of PostgreSQL that every role may call were revoked, as some managed services do."""
+"""Servers on which PUBLIC may not execute some functions of PostgreSQL, as on some managed services."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.queries import ask
 
 OWN = ["revision", "pubsub", "tube", "pgmb", "topology"]
-"""Systems that a role without createrole can install."""
+"""Systems that a role without CREATEROLE can install."""
 USED = {
     "pg_control_system()": "select pgchange.cluster()",
     "pg_walfile_name(pg_lsn)": "select topology.begin_term()",
@@ -20,7 +20,7 @@ USED = {
     "pg_postmaster_start_time()": "select topology.begin_term()",
     "pg_relation_filenode(regclass)": "select topology.begin_term()",
 }
-"""Functions that our SQL calls, and a call that needs each."""
+"""Functions of PostgreSQL that our SQL calls, each with a call of ours that needs it."""
 
 
 @pytest.fixture

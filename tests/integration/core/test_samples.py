@@ -1,4 +1,4 @@
-"""The last hour of consumers, as the database keeps it for pages."""
+"""The samples of the last hour of consumers, which the database stores for the page."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def look(connection: Connection) -> Trend | None:
 
 
 def later(connection: Connection, seconds: int) -> None:
-    """So much time passes."""
+    """Pretend that this time passes."""
     span = f"interval '{seconds} seconds'"
     connection.execute(f"update pgchange.sample set at = at - {span}")
     connection.execute(

@@ -97,7 +97,7 @@ def test_a_failed_installation_leaves_nothing_behind(bare_db, connect_to, monkey
 
 @pytest.fixture
 def geometry(bare_db, connect_to):
-    """A connection to a database in which others have a schema by the name of one of ours."""
+    """A connection to a database in which another program has a schema with the name of one of ours."""
     connection = connect_to(bare_db)
     connection.execute(
         "create schema topology; create table topology.topology (id int);"
@@ -107,7 +107,7 @@ def geometry(bare_db, connect_to):
 
 
 def of_others(connection):
-    """The objects in their schema."""
+    """Return the objects in that schema."""
     return connection.execute("select version from topology.installed").fetchall()
 
 
@@ -178,7 +178,7 @@ def test_what_others_need_is_not_left_out(bare_db, connect_to):
 
 @pytest.fixture
 def without_hstore(monkeypatch):
-    """The server lacks what queues need, whichever it is."""
+    """The server lacks something that queues need."""
     monkeypatch.setitem(EXTENSIONS, "mbus", "hstore_of_another_server")
 
 
@@ -272,7 +272,7 @@ RUNNING = {
     "pgmb": "select pgmb.push_table_mutations('public.item'), pgmb.maintain_events_table()",
     "mbus": "select mbus.create_queue('q', 2), mbus.create_queue('gone', 2), mbus.drop_queue('gone')",
 }
-"""Functions that create or drop objects of a schema while it is used."""
+"""Functions that create or drop objects of a schema in normal operation."""
 THEIRS = {
     "table": "create table {}.my_archive as select 1 as n",
     "view": "create view {}.my_view as select 1 as n",

@@ -92,7 +92,7 @@ def test_two_that_upgrade_at_once_do_it_once(connect, newer):
         schema.upgrade(first)
         with pytest.raises(ConsumerBusy):
             schema.upgrade(second)
-    # Autovacuum gives way to a session that waits for longer.
+    # Autovacuum yields to a session only after that session has waited for a while.
     second.execute("reset lock_timeout")
     schema.upgrade(second)
     assert second.execute("select version from pgmb.installed order by version").fetchall() == [(1,), (2,)]

@@ -63,7 +63,7 @@ def test_what_a_batch_leaves_in_a_session_does_not_reach_the_next(db: str, kind:
 
 
 def test_a_session_keeps_the_settings_of_a_new_connection(db: str) -> None:
-    """Those that the option string of the connection and the watch of the server set."""
+    """The settings of the connection string's options, and those by which the server watches its client."""
     ours = "select name, setting from pg_settings where source in ('client', 'session') order by name"
     with Sessions() as kept:
         with kept.connect(db) as first:
@@ -105,7 +105,7 @@ def test_a_connection_that_a_batch_has_kept_is_closed_and_cannot_use_the_session
 
 
 def test_a_session_is_watched_without_a_gap(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that watches may look at the session at any moment of the handover, here when the old object closes."""
+    """The thread that watches may access the session at any moment of the handover, here when the old object closes."""
     with Sessions() as kept:
         with kept.connect(db) as first:
             assert isinstance(first, guarded.Connection)
@@ -150,7 +150,7 @@ def test_a_session_is_replaced_when_it_is_old(db: str, monkeypatch: pytest.Monke
 
 
 def test_a_connection_to_a_pooler_is_not_kept(pgbouncer: str) -> None:
-    """Its session may serve another client by then."""
+    """Its session may serve another client of the pooler by then."""
     with Sessions() as kept:
         with kept.connect(pgbouncer) as first:
             pass

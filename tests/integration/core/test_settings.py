@@ -1,4 +1,4 @@
-"""An expression of a user means the same in every session, whatever that has set."""
+"""A user's expression has the same meaning in every session, whatever the session has set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANGE_HOW_NOT_WHAT = (
     "Vacuuming",
     "Write-Ahead Log",
 )
-"""Categories of settings that say how a query is run, and what is logged, counted and sent of it."""
+"""Categories of settings that only affect how a query is executed, logged or counted."""
 NOT_PINNED = {
     "check_function_bodies": "about functions that are made",
     "client_encoding": "the client reads what it has chosen; PostgreSQL computes in the database's encoding",
@@ -79,7 +79,7 @@ USERS = [
     "pgmb.replay_push_faults(regclass)",
     "pgmb.publish_attached(regclass)",
 ]
-"""Functions of ours that put a user's expression, or a row of a user's table, into a query."""
+"""Our functions that insert a user's expression, or a row of a user's table, into a query."""
 UNPINNED = """
     select p.proname::text, s.name
     from pg_proc as p cross join pgchange.pinned_settings() as s
@@ -100,12 +100,12 @@ def item(connect):
 
 @pytest.fixture
 def elsewhere(connect):
-    """A session that sets something else for each case."""
+    """A session with another value of the setting, for each case."""
     return connect()
 
 
 def test_every_setting_that_a_session_may_choose_is_pinned_or_changes_no_value(shared):
-    shared.execute("do $$ begin end $$")  # It loads plpgsql, which has settings of its own.
+    shared.execute("do $$ begin end $$")  # Load plpgsql, which has settings of its own.
     chosen = shared.execute(
         "select s.name, s.category from pg_settings as s where s.context = 'user' "
         "and lower(s.name) not in (select lower(p.name) from pgchange.pinned_settings() as p)"

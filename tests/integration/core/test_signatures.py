@@ -33,7 +33,7 @@ def spelled(text):
 
 
 def is_called(arguments, theirs):
-    """Whether a call with ``theirs`` fits: what follows them may be left out."""
+    """Whether a call with the arguments ``theirs`` is valid: all arguments after them have defaults."""
     more = arguments.removeprefix(theirs)
     return arguments.startswith(theirs) and all(
         part.endswith(" =") for part in more.removeprefix(", ").split(", ") if part

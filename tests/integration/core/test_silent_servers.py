@@ -1,4 +1,4 @@
-"""Servers that fall silent behind a proxy that keeps its connections, and healthy servers that are only slow."""
+"""Servers that fall silent behind a proxy which keeps its connections open, and healthy servers that are only slow."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_maintenance_of_a_server_that_falls_silent_ends(db, proxy):
 
 
 def test_a_client_whose_heartbeat_has_stopped_holds_no_lock_for_long(db, connect, monkeypatch):
-    """Its server is alone: nothing ends the connection."""
+    """Only the server's own timeout ends the session."""
     monkeypatch.setattr("airflow_pgchange.feeds.heartbeat._beat", _never)
     with (
         connect_ours(impatient(db)) as connection,
@@ -135,7 +135,7 @@ def test_a_long_statement_goes_on_though_its_role_may_open_no_second_connection(
 
 
 def test_a_long_statement_goes_on_though_the_pooler_has_no_session_to_spare(pgbouncer, connect_to):
-    """The pooler of the tests has five."""
+    """The pooler of the tests has five server connections."""
     with connect_ours(impatient(pgbouncer)) as ours:
         for _ in range(4):
             connect_to(pgbouncer, autocommit=False).execute("select 1")
@@ -154,7 +154,7 @@ def test_a_long_statement_goes_on_though_its_process_was_stopped_for_a_while(db,
     program = [sys.executable, "-c", STATEMENT, impatient(db)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         until(connection, "select exists (select from pg_stat_activity where wait_event = 'PgSleep')")
-        # Until it asks about the statement.
+        # By then the heartbeat asks about the statement.
         time.sleep(TIMEOUT / 3)
         process.send_signal(signal.SIGSTOP)
         time.sleep(1.5 * TIMEOUT)
@@ -163,7 +163,7 @@ def test_a_long_statement_goes_on_though_its_process_was_stopped_for_a_while(db,
 
 
 def test_a_long_statement_goes_on_behind_a_load_balancer_that_has_another_server(db, proxy, own_cluster):
-    """Also where the other server began later, and knows nothing of the statement."""
+    """Also if the other server started later, and does not know the statement."""
     with connect_ours(through(proxy, db)) as ours:
         own_cluster.stop()
         own_cluster.start()
@@ -321,7 +321,7 @@ def test_the_database_owners_shorter_timeout_stays(db, connect):
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> heartbeat.Watch:
-    """The watch of this process, which has no thread yet."""
+    """The heartbeat of this process, before it has started its thread."""
     watch = heartbeat.Watch()
     monkeypatch.setattr(heartbeat, "WATCH", watch)
     return watch
@@ -342,7 +342,7 @@ def _no_thread(thread: threading.Thread) -> None:
 
 
 def test_a_connection_opens_at_the_end_of_a_process_that_starts_no_thread_any_more(db, watch, monkeypatch):
-    """As in Python 3.12.1, where a publisher publishes the last events at the end of its process."""
+    """As in Python 3.12.1 when a publisher publishes the last events at the end of its process."""
 
     def at_the_end(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")

@@ -1,4 +1,4 @@
-"""A sixth feed costs some SQL and a Python file: those of ``tests/sixth_feed``, of which nothing else knows."""
+"""A sixth feed takes some SQL and a Python file, those of ``tests/sixth_feed``. No other code knows it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def conn_id(db: str, diary: Connection, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def pgchange(conn_id: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """``airflow-pgchange`` on that database."""
+    """Run ``airflow-pgchange`` on that database."""
     run: Command = command(capsys)
     return lambda *arguments: run(*arguments, "--postgres-conn-id", conn_id)
 
@@ -301,7 +301,7 @@ def test_a_schema_that_lacks_functions_is_refused_with_all_of_them_and_what_each
         "schema notes cannot be a feed yet: it lacks 9 of the functions that its given functions call"
     )
     lines = (told.message_detail or "").splitlines()
-    # Only its own status would call lag().
+    # Only the function for the status of its kind would call lag().
     assert [line.partition("(")[0].removeprefix("notes.") for line in lines] == [
         "changes",
         "choose",

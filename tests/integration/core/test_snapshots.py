@@ -1,4 +1,4 @@
-"""Arithmetic on transaction ids and snapshots, against sets of them."""
+"""Functions for transaction ids and snapshots, compared with sets of ids."""
 
 from __future__ import annotations
 

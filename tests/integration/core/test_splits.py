@@ -1,4 +1,4 @@
-"""A batch that fails by its own content is split until the bad change is alone: of every feed."""
+"""A batch that fails by its own content is split until the bad change is alone, for every feed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DIARY = Path(__file__).parents[2] / "sixth_feed" / "diary.sql"
 N = 8
 """The changes of a batch."""
 LIMIT = N + 2
-"""The limit of a batch, as a tube counts an id in each of its pods."""
+"""The limit of a batch. A tube counts an id once for each of its pods."""
 ATTEMPTS = 2
 """``max_attempts``."""
 
@@ -69,7 +69,7 @@ def _tube(connection: Connection) -> None:
 
 
 def _pods(*sizes: int) -> Callable[[Connection], None]:
-    """Touch new rows by statements, each of which makes a pod, and two of them once more."""
+    """Touch new rows by statements that each make a pod, and touch two of the rows again."""
 
     def write(connection: Connection) -> None:
         for n in sizes:
@@ -137,11 +137,11 @@ places_of_bad_changes = pytest.mark.parametrize(
     ],
     ids=str,
 )
-"""Each is the places of one or more changes in a batch."""
+"""Each case lists the places of the bad changes in a batch."""
 
 
 class Work:
-    """A consumer's work: what it processed and how often, and which of the changes are bad."""
+    """The work of a consumer: the changes that it processed, how often, and which of them are bad."""
 
     def __init__(self, feed: Feed, db: str, **plan: Any) -> None:
         self.plan = Plan(feed, db, **{"limit": LIMIT, "max_batches": None, "max_attempts": ATTEMPTS, **plan})
@@ -165,7 +165,7 @@ class Work:
         return drain(self.plan, self.process)
 
     def run_to_the_end(self) -> Drained:
-        """As Airflow does: a task that fails is tried again."""
+        """Retry a failed task, as Airflow does."""
         for _ in range(100):
             with suppress(Poison):
                 return self.run()
@@ -173,7 +173,7 @@ class Work:
 
 
 def fresh(feed: Feed, make: Any, write: Any, db: str, connection: Connection, **plan: Any) -> Work:
-    """A consumer with one batch of changes before it."""
+    """A consumer with one batch of changes that are ready."""
     make(connection)
     Work(feed, db).run()
     write(connection)
@@ -181,12 +181,12 @@ def fresh(feed: Feed, make: Any, write: Any, db: str, connection: Connection, **
 
 
 def bound(poisons: int) -> int:
-    """The most attempts on a batch and its parts."""
+    """The maximum number of attempts on a batch and its parts."""
     return ATTEMPTS * (1 + poisons * 2 * math.ceil(math.log2(N)))
 
 
 def split_at(connection: Connection, feed: Feed) -> list[str]:
-    """The ids of the batches that were split, the first first."""
+    """Return the ids of the batches that were split, the first first."""
     query = "select batch_id::text from pgchange.batches(%s) where split_at is not null order by split_at"
     return [row[0] for row in connection.execute(query, [feed.name]).fetchall()]
 
@@ -214,7 +214,7 @@ def test_only_the_bad_changes_become_dead_letters(
     halved = {batch for batch, _, tried in work.tries if work.bad & set(tried) and len(tried) > 1}
     assert set(split_at(connection, feed)) == halved
     assert split_at(connection, feed)[0] == whole
-    # Sent again, each letter is the same change.
+    # Each dead letter that is sent again is the same change.
     again = Work(feed, db, max_attempts=None)
     dead_letters.redrive(connection, consumer=feed.name)
     again.run()
@@ -227,7 +227,7 @@ def test_only_the_bad_changes_become_dead_letters(
 def test_a_part_names_the_batches_of_which_it_is_a_part_and_the_first_claim_of_the_whole(
     feed: Feed, make: Any, write: Any, db: str, connect: Connect
 ) -> None:
-    """A sink elsewhere that has recorded one of them as done, since that claim, has the part, too."""
+    """So an external sink can recognise the part: it has it if it recorded one of these batches since that claim."""
     work = fresh(feed, make, write, db, connect())
     work.places = {2}
     held: dict[str, set[Any]] = {}
@@ -255,7 +255,7 @@ def test_a_part_names_the_batches_of_which_it_is_a_part_and_the_first_claim_of_t
 
 
 def fail_once(feed: Feed, db: str, error: Exception | None = None) -> tuple[str, list[Any]]:
-    """Claim a batch, fail, and note the error; the batch's id and its changes."""
+    """Claim a batch, fail, and store the error. Return the batch's id and its changes."""
     error = error or Poison("bad")
     with suppress(type(error)), ConsumerTransaction(feed, db) as consumer:
         batch = consumer.claim(LIMIT)
@@ -281,7 +281,7 @@ def test_a_kill_before_or_after_the_claim_of_a_half_changes_nothing(
             half = ask(connection, feed.claim(position, N, None, 1, split=True))
         assert ask(connection, feed.in_work(position)) == in_work
         assert split_at(connection, feed) == []
-        # A process that is killed after its claim notes no error.
+        # A process that is killed after its claim stores no error.
         again = ask(connection, feed.claim(position, N, None, 1, split=True))
     assert (again["bounds"], again["count"]) == (half["bounds"], N // 2)
     assert split_at(connection, feed) == [whole]
@@ -312,7 +312,7 @@ def test_an_outage_never_halves_a_batch_and_does_not_count(
     write(connection)
     for _ in range(ATTEMPTS):
         whole, ids = fail_once(feed, db)
-    # The attempts on the whole are used up, and the outage comes while a half is processed.
+    # The whole batch has used up its attempts, and the outage comes while a half is processed.
     work.bad, work.tries, work.done, work.error = {ids[-1]}, [], [], ServerUnavailable("gone")
     for _ in range(3):
         with pytest.raises(ServerUnavailable):
@@ -353,7 +353,7 @@ def test_without_max_attempts_a_batch_is_tried_without_end(db: str, connect: Con
 
 
 def test_a_batch_whose_process_died_at_each_attempt_waits_for_a_person(db: str, connect: Connect) -> None:
-    """Nothing is known of why it died: it may have been the machine."""
+    """The reason of the death is unknown: it may have been the machine."""
     connection = connect()
     work = fresh(db=db, connection=connection, **ONE_BY_ONE)
     for _ in range(ATTEMPTS):
@@ -377,7 +377,7 @@ def test_if_ten_changes_of_a_batch_have_failed_alone_the_rest_waits_for_a_person
     letters = dead_letters.letters(connection)
     assert [letter.changes for letter in letters] == [1] * 10
     assert len(work.tries) <= 1 + 6 + 2 * 10
-    # A person mends the code and raises max_attempts: the rest is processed in parts of the same batch.
+    # A person fixes the code and raises max_attempts. The rest is then processed in parts of the same batch.
     work.bad = set()
     work.plan = Plan(FEED, db, limit=64, max_batches=1, max_attempts=2)
     drained = work.run()
@@ -387,7 +387,7 @@ def test_if_ten_changes_of_a_batch_have_failed_alone_the_rest_waits_for_a_person
 def test_a_commit_that_becomes_visible_after_its_neighbours_were_claimed_is_in_none_of_their_parts(
     db: str, connect: Connect
 ) -> None:
-    """Its transaction is older than theirs: a batch that were chosen now would have it in front."""
+    """Its transaction is older than those of the batch. A batch that was chosen now would have it first."""
     connection, slow = connect(), connect(autocommit=False)
     late = commits.commits(slow)
     work = fresh(db=db, connection=connection, max_attempts=1, **ONE_BY_ONE)

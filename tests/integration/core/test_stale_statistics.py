@@ -1,4 +1,5 @@
-"""By statistics from when there was nothing, which a burst meets before the next ANALYZE, no plan reads all for each."""
+"""With the statistics of empty tables, which a burst finds before the next ANALYZE, no plan reads a whole table for each
+change."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ Connection = psycopg.Connection[Any]
 
 MANY = 1000
 EACH = 100
-"""Rows that may be read for each change; to read all for each is a thousand, or half of that."""
+"""The maximum of rows to read for each change. A plan that reads a whole table reads 500 to 1,000."""
 
 
 def dear(connection: Connection, deeds: Iterator[bursts.Deed]) -> dict[str, float]:
-    """The deeds that read more rows than that for a change, and how many."""
+    """The operations that read more rows for a change, and how many."""
     found = {}
     for name, do in deeds:
         bursts.forget(connection)
@@ -30,7 +31,7 @@ def dear(connection: Connection, deeds: Iterator[bursts.Deed]) -> dict[str, floa
 
 
 def so_far(connection: Connection) -> int:
-    # A session tells what it has read before it is gone.
+    # A session reports its reads before it ends.
     until(connection, "select count(*) = 1 from pg_stat_activity where datname = current_database()")
     connection.execute("select pg_stat_force_next_flush()")
     query = "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_user_tables"

@@ -54,7 +54,7 @@ def test_every_consumer_is_a_row_that_its_feed_can_be_made_of(full):
 
 
 def buffers(connection, query):
-    """The buffers that a query looks at, those inside functions included, once its plans are made."""
+    """Return the buffers that a query reads, also inside functions, after it was planned once."""
     for _ in range(2):
         ((plan,),) = connection.execute(
             f"explain (analyze, buffers, timing off, format json) {query}"
@@ -76,7 +76,7 @@ def test_what_health_reads_grows_with_neither_backlog_nor_history(full, db):
 
 
 def more(connection, n=1100):
-    """Write so many changes of each feed, and have the events dispatched."""
+    """Write this number of changes of each feed, and dispatch the events."""
     commits(connection, n)
     publish(connection, *["a"] * n)
     poll_all(connection)
@@ -182,7 +182,8 @@ def test_a_consumer_at_work_on_a_batch_that_failed_before_is_no_finding(full):
 
 
 def looked_at_while(connect, table, change):
-    """The answer of ``pgchange.status()`` if a table changes after the call has begun and before it reads the table."""
+    """Return the result of ``pgchange.status()`` if a table changes after the call has begun and before it reads the
+    table."""
     looker, other = connect(), connect()
     with ThreadPoolExecutor(1) as pool, other.transaction():
         other.execute(f"lock table {table} in access exclusive mode")
@@ -229,7 +230,7 @@ def test_who_may_see_one_feed_sees_that_one(full, role):
 
 @pytest.mark.parametrize("feed", FEEDS, ids=lambda feed: feed.kind)
 def test_a_consumer_may_ask_whether_it_is_at_work(full, role, feed):
-    """As a watcher does, which need not wake who is at work."""
+    """As a watcher, which does not wake a consumer that is at work."""
     someone, schemas = role("someone"), {"commit": "pubsub", "event": "pgmb"}
     full.execute(f"select {schemas.get(feed.kind, feed.kind)}.grant_consumer('{someone.name}')")
     with psycopg.connect(someone.conninfo, autocommit=True) as connection, connection.transaction():

@@ -44,7 +44,7 @@ class Cloud:
 
 @pytest.fixture(scope="module")
 def checking():
-    """A cluster that asks the role ``keeper`` for its password."""
+    """A cluster that requires a password of the role ``keeper``."""
     cluster = clusters.new_cluster("embedded")
     with psycopg.connect(cluster.conninfo(TEMPLATE), autocommit=True) as connection:
         connection.execute("create role keeper superuser login")
@@ -118,7 +118,7 @@ def test_a_consumer_goes_on_after_its_token_has_expired(cloud, checking, monkeyp
 
 
 def test_azure_gives_the_tokens_of_a_connection_that_names_one_of_azure(cloud, checking, monkeypatch):
-    """Airflow's own hook asks Azure's hook, which stands here for the client of Azure."""
+    """Airflow's hook for PostgreSQL calls Azure's hook, which stands here for Azure's client."""
 
     def azure(connection):
         assert connection.conn_id == "azure_shop"
