@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
@@ -98,6 +99,20 @@ class TubeFeed(SchemaFeed):
 
     def lag(self, position: Position, upto: int) -> sql.Composed:
         return select("tube.lag", *self.share, position, upto)
+
+    @classmethod
+    def lags(cls, asked: Sequence[tuple[Self, Position, int]]) -> sql.Composed:
+        each = [
+            {
+                "tube": feed.tube,
+                "workers": feed.workers,
+                "worker": feed.worker,
+                "position": dict(at),
+                "upto": upto,
+            }
+            for feed, at, upto in asked
+        ]
+        return select("tube.lags", Jsonb(each))
 
     def _claim_options(self, choice: Mapping[str, Any] | None) -> tuple[Any, ...]:
         return (self.workers,)

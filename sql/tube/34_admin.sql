@@ -28,8 +28,8 @@ begin
             cross join tube.count_faults(known.name) as f(faults)
             left join tube.workers_with_pods(known) as p(worker) on p.worker = k.worker
             cross join lateral (
-                select case when p.worker is not null then tube.lag(
-                    known.name, known.partitions, k.worker, tube.position(known.name, k.worker), upto) end
+                select case when p.worker is not null then tube.lag_of(
+                    known, k.worker, tube.position_or_start(tube.position(known.name, k.worker)), upto, f.faults) end
             ) as l(lag)
             order by k.worker;
     end loop;

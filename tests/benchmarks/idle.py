@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import statistics
 from functools import partial
 
 import psycopg
@@ -11,6 +13,7 @@ from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.feeds.feed import Watched
 from tests.benchmarks.many import GOAL, costs, query_cost
 from tests.benchmarks.measure import Report, cost_of, section
+from tests.benchmarks.watch import consumers, milliseconds_a_feed, workers
 
 FEEDS, PARTITIONS, WIDTH = 50, 1_000, 20
 """Idle consumers, partitions of the commit queue that come after their last commit, and transactions of each."""
@@ -18,6 +21,8 @@ MESSAGES = 100_000
 """Messages that no selector matches."""
 NOTES = 17_280
 """The samples of a day: one every five seconds."""
+A_LOOK = 0.3
+"""Milliseconds of CPU for a look at an idle worker of a tube."""
 EVENTS, DAYS, SECONDS = 200_000, 100, 1.0
 """Events that a group has not read, the partitions in which they are, and the longest that health takes."""
 
@@ -26,6 +31,7 @@ def run(conninfo: str, report: Report) -> None:
     with psycopg.connect(conninfo, autocommit=True) as connection:
         selectors(connection, report)
         notes(connection, conninfo, report)
+        tubes(conninfo, report)
         partitions(connection, conninfo, report)
         groups(connection, report)
 
@@ -90,6 +96,17 @@ def selectors(connection: psycopg.Connection, report: Report) -> None:
         report.say("before maintenance", query_cost(connection, lag) / none, "x")
         connection.execute("select mbus.maintain_queue('unwanted')")
         report.say("after maintenance", query_cost(connection, lag, 25) / none, "x", most=GOAL)
+
+
+def tubes(conninfo: str, report: Report) -> None:
+    """Idle workers of as many tubes, beside idle consumers of commits."""
+
+    def a_look(feeds: list[Watched]) -> float:
+        return statistics.median(asyncio.run(milliseconds_a_feed(conninfo, feeds)) for _ in range(3))
+
+    with section(f"a look at {FEEDS} idle feeds, ms of CPU a feed"):
+        report.say("a worker of a tube", a_look(workers(conninfo, FEEDS)), "ms CPU", most=A_LOOK)
+        report.say("a consumer of commits", a_look(consumers(FEEDS)), "ms CPU")
 
 
 def notes(connection: psycopg.Connection, conninfo: str, report: Report) -> None:

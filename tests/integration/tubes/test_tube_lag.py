@@ -9,6 +9,7 @@ import pytest
 from airflow_pgchange.admin import consumers
 from airflow_pgchange.feeds import AllTubes, TubeFeed
 from airflow_pgchange.feeds.consumer_state import lag as feed_lag
+from airflow_pgchange.feeds.feed import NOWHERE, lags
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.tubes import work_off
 from tests.tubes import attach, claim, drain, lag, make, one, take, touch
@@ -29,6 +30,18 @@ def test_ready_is_what_a_claim_would_return_exactly_up_to_the_number_asked_about
     assert (shown["ready"], shown["ready_exact"]) == (4, True)
     assert claim(q)["count"] == 4
     assert shown["ready_age"] >= 0
+
+
+def test_the_lags_of_many_workers_come_in_the_order_of_the_question(q):
+    make(q, tube="shared", workers=3)
+    touch(q, 1, 2, shard=1, tube="shared")
+    touch(q, 3)
+    take(q)
+    touch(q, 4, 5, 6)
+    feeds = [TubeFeed("shared", 1, 3), TubeFeed("q"), TubeFeed("shared", 2, 3), TubeFeed("shared", 1, 3)]
+    counted = ask(q, lags([(feed, ask(q, feed.position()) or NOWHERE, 10) for feed in feeds]))
+    assert [each["ready"] for each in counted] == [2, 3, 0, 2]
+    assert counted[2] == lag(q, worker=2, workers=3, tube="shared")
 
 
 def test_beyond_the_number_asked_about_it_is_an_estimate(q):
