@@ -72,13 +72,13 @@ class Guide:
         return dict(found)
 
     def run(self, section: str, replaced: Sequence[tuple[str, str]] = ()) -> list[list[Any]]:
-        """Return the results of the section's SQL statements that have any. Shell commands are not run."""
+        """Return the results of the section's SQL statements that have any. Shell commands and results are not run."""
         answers = []
         for language, example in re.findall(r"```(\w+)\n(.*?)```", self.sections[section], flags=re.DOTALL):
             if language == "python":
                 pairs = [*replaced, self._replaced]
                 exec(functools.reduce(lambda text, pair: text.replace(*pair), pairs, example), self.names)
-            elif language != "sh":
+            elif language not in ("sh", "text"):
                 assert language == "sql"
                 assert self._connection is not None
                 cursors = [self._connection.execute(each) for each in example.split(";") if each.strip()]

@@ -27,6 +27,7 @@ def guide(db, connect):
 def test_a_copy_of_a_table_follows_what_touches_its_tube(guide, db, connect):
     connection = connect()
     connection.execute("insert into public.customer values (1, 'ann'), (2, 'bob')")
+    assert connection.execute("select op, shard, ids from public.copies").fetchall() == [("I", 0, [1, 2])]
     with batch_of(TubeFeed("copies"), db) as job:
         for attached in job.attached():
             job.mirror(attached, into="{tube}.{table}")
