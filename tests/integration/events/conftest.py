@@ -8,7 +8,7 @@ TABLES = ("config", "condition", "subscription_groups", "subscriptions", "events
 
 
 def contents(connection):
-    """The rows of the log's tables, and its partitions."""
+    """Return the rows of the log's tables, and its partitions."""
     rows = {
         table: connection.execute(f"select * from pgmb.{table} order by 1").fetchall() for table in TABLES
     }
@@ -18,7 +18,8 @@ def contents(connection):
 
 @pytest.fixture(scope="module")
 def unchanged(shared):
-    """A connection to an event log, for calls that are refused: after all tests of the module it is as it was."""
+    """A connection to an event log, for calls that are refused. After the tests of the module the log must be
+    unchanged."""
     before = contents(shared)
     yield shared
     assert contents(shared) == before

@@ -1,4 +1,4 @@
-"""The examples of the guide to the event log, run in their order as they stand."""
+"""The examples of the guide to the event log, run unchanged in their order."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_changes_of_a_table_are_events(guide):
 def test_a_mounted_router_streams_to_who_may_read(guide, connect):
     guide.run("Server-sent events")
     event, publish = guide.names["Event"], guide.names["publish"]
-    # A stream gets what is dispatched after it began: what the guide has published must be dispatched by then.
+    # A stream gets events that are dispatched after it began. So dispatch the events of the guide first.
     dispatch(connect())
     with served(guide.names["app"]) as address:
         assert httpx.get(f"{address}/events/paid").status_code == 403

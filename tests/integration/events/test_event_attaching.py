@@ -1,5 +1,5 @@
-"""Partitions are attached during publishing and reading: nothing fails, nobody waits long, and the partition is
-attached in the end."""
+"""Partitions are attached while others publish and read: nothing fails, nobody waits long, and each partition is attached
+in the end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_who_reads_all_of_the_log_and_keeps_it_from_having_partitions_is_said(co
 
 
 def test_who_publishes_into_a_partition_that_is_being_attached_does_not_fail(connect, db):
-    """Sent to the default partition before, and there after it takes those rows no more: that fails."""
+    """The row is routed to the default partition before the attachment, and inserted after it. The default partition no
+    longer accepts it, so the statement fails."""
     maintaining = connect(autocommit=False)
     maintain(maintaining, "5 hours")
     published = []
@@ -80,7 +81,7 @@ def test_who_publishes_into_a_partition_that_is_being_attached_does_not_fail(con
 
 @pytest.mark.parametrize("count", [10, 300])
 def test_who_reads_a_batch_while_a_partition_is_attached_reads_all_of_it(connect, db, count):
-    """The query was planned with the partitions of before, and sees the rows as they are after."""
+    """The query was planned with the former partitions, and reads the rows after the attachment."""
     connection, maintaining = connect(), connect(autocommit=False)
     for name, _, _ in partitions(connection):
         connection.execute(f"drop table {name}")
@@ -177,7 +178,7 @@ def test_publishers_of_what_is_to_come_keep_no_default_partition_from_giving_bac
     publisher = threading.Thread(target=work)
     publisher.start()
     until(connection, "select count(*) > 3100 from pgmb.events_default")
-    # Some of these may find a publisher at work for longer than they wait.
+    # Some of these may wait in vain for a publisher.
     for _ in range(10):
         told = [
             line

@@ -1,4 +1,4 @@
-"""Attaching partitions as the work of maintenance: when it waits, tries again or steps aside, and what it makes."""
+"""Attaching partitions in maintenance: when it waits, retries or gives way, and the partitions that it creates."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_partition_is_tried_again_when_a_publisher_has_ended(connect, attachin
     publisher, watching = connect(autocommit=False), connect()
     expected = publish(publisher, at=at)
     told = attaching("now() + interval '5 hours'")
-    # It rests when it has waited in vain.
+    # It pauses after it has waited in vain.
     until(watching, sleeps())
     expected += publish(watching, at=at)
     publisher.commit()
@@ -72,7 +72,7 @@ def test_a_partition_is_tried_again_when_a_publisher_has_ended(connect, attachin
 
 
 def test_who_holds_locks_does_not_rest(connect, db):
-    """Everybody would wait for them meanwhile. Here the publisher is in the way until somebody rests."""
+    """All others would wait for these locks meanwhile. Here the publisher is in the way until a session pauses."""
     publisher, maintaining = connect(autocommit=False), connect(autocommit=False)
     publish(publisher)
     made = threading.Event()
@@ -161,7 +161,7 @@ def test_a_partition_that_is_written_while_a_shorter_one_is_to_replace_it_stays(
 def test_partitions_are_postponed_by_a_row_that_comes_into_the_default_one_itself_while_it_is_waited_for(
     connect, attaching
 ):
-    """A restored dump writes so."""
+    """A restored dump writes rows in this way."""
     watching, writer = connect(), connect(autocommit=False)
     be_patient(watching)
     shorten_rests(watching)
@@ -194,7 +194,7 @@ def test_what_waits_for_its_time_is_moved_while_nobody_waits_for_that(connect):
 
 
 def test_who_waits_to_attach_has_nothing_locked_that_a_publisher_needs(connect, attaching):
-    """Else that publisher would wait for it, and it for the publisher."""
+    """Otherwise the publisher and maintenance would wait for each other."""
     publisher, watching = connect(autocommit=False), connect()
     be_patient(watching)
     publish(publisher)
@@ -256,7 +256,7 @@ def test_many_partitions_are_made_some_at_a_time_the_nearest_first(connect):
     report = look_after(connection)
     assert not any(line.startswith("left") for line in report.done)
     assert contiguous(connection)
-    # The partitions of two hours, without the rest of a half hour that had a partition already.
+    # The new partitions cover two hours, except the rest of a half hour that already had a partition.
     assert len(partitions(connection)) - len(before) > 80
     assert lines(connection, f"select pgmb.make_partitions('pgmb.events', '{now}')") == []
 
@@ -269,7 +269,7 @@ def test_many_partitions_that_are_too_long_are_replaced_some_at_a_time(connect):
     told = lines(connection, "select pgmb.make_partitions('pgmb.events')")
     assert len([line for line in told if line.startswith("added")]) == 50
     assert 1 <= len([line for line in told if line.startswith("dropped")]) <= 50
-    # Of that moment, whatever minute begins meanwhile.
+    # Of the same moment, even if a new minute begins meanwhile.
     now = one(connection, "select now()")
     look_after(connection)
     assert contiguous(connection)

@@ -1,4 +1,4 @@
-"""Subscriptions that are changed while a poll asks them get each event once all the same."""
+"""A subscription is changed while a poll evaluates its condition: it still gets each event once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHER = "e.topic <> 'x'"
 
 @pytest.fixture
 def meanwhile(connect):
-    """Makes a change while ``what`` is held up between the conditions TRUE and OTHER, evaluated in that order."""
+    """Makes a change while ``what`` pauses between the conditions TRUE and OTHER, which are evaluated in that order."""
     connection = connect()
     subscribe(connection, "gate", GATE)
     for conditions in ("TRUE", OTHER):

@@ -1,4 +1,4 @@
-"""The calls that existing clients of the event log make, in the words and the order in which they make them."""
+"""The calls of existing clients of the event log, with their exact wording and order."""
 
 from __future__ import annotations
 

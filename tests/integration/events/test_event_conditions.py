@@ -1,4 +1,4 @@
-"""Conditions: who gets what, and what happens where one fails."""
+"""Conditions: who gets which events, and the effect of a condition that fails."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_condition_that_fails_on_everything_loses_nothing_and_a_replay_deliver
 
 
 def test_what_is_dispatched_again_is_dispatched_a_thousand_at_a_time(connect):
-    """A reader of a group with several subscriptions reads a dispatch whole, for each of its chunks."""
+    """A reader of a group with several subscriptions reads a whole dispatch for each of its chunks."""
     connection = connect()
     for n in range(2):
         subscribe(connection, "g", "(e.payload ->> 'n')::int > 0", {"n": n})
@@ -216,7 +216,7 @@ def test_identities_of_very_many_subscriptions_do_not_collide(connect):
     connection.execute(
         "create temporary table many (like pgmb.subscriptions including generated including defaults)"
     )
-    # As many 32-bit hashes would have about 5 pairs in common, and none with a chance of 1 %.
+    # With hashes of 32 bits about 5 pairs would be equal, and no pair with a probability of 1 %.
     connection.execute(
         "insert into many (id, group_id, conditions_sql, params, last_active_at, condition_id) "
         "select 'su', 'g', 'TRUE', jsonb_build_object('n', g), now(), 1 from generate_series(1, 200000) as g"

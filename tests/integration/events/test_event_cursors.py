@@ -1,4 +1,4 @@
-"""Setting and moving a group's cursor: where it may go, and what is read from there."""
+"""Setting and moving a group's cursor: its permitted positions, and the events that are read from there."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def test_what_a_group_whose_cursor_is_elsewhere_is_moved_back_to_is_kept_until_i
     later = publish(source, "a")
     assert work(db, source=other_db) == later
     by_hand.move_consumer(results, source, FEED, "beginning")
-    # By then the old event has passed its retention of an hour, and the later event has not, whichever half hour begins.
+    # By then the old event has passed its retention of an hour, and the later event has not, even if a new half hour
+    # begins.
     maintain(source, "50 minutes")
     assert work(db, source=other_db, limit=1) == [old]
     assert work(db, source=other_db) == later

@@ -1,4 +1,5 @@
-"""The default partition of the event log: what lies there is moved, given back, and not read where others would wait."""
+"""The default partition of the event log: its rows are moved or given back, and it is not read if others would have to
+wait."""
 
 from __future__ import annotations
 
@@ -117,7 +118,7 @@ def test_a_default_partition_that_has_grown_is_not_read_before_somebody_says_so(
 
 
 def test_a_default_partition_that_has_grown_is_not_read_beside_a_partition_of_the_present_either(connect):
-    """Readers would wait, and whoever publishes what is older or later than there are partitions for."""
+    """Readers would wait, and publishers of events for times that have no partition."""
     connection = connect()
     fill_default(connection, 3000, "now() - interval '5 hours'")
     before = partitions(connection)

@@ -1,4 +1,4 @@
-"""Events to be delivered later: when their time has come, a chunk at a time, also those that are committed after it."""
+"""Scheduled events: delivered when due, a chunk at a time, also if they are committed after that time."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ IN_HALF_A_SECOND = "clock_timestamp() + interval '500 ms'"
 
 
 def over(connection, ids):
-    """Wait until the time of all of these has come."""
+    """Wait until all of these events are due."""
     until(connection, f"select clock_timestamp() > pgmb.extract_date_from_event_id('{max(ids)}')")
 
 
 def idle(connection):
-    """Buffers that a poll looks at which has nothing to do."""
+    """Return the buffers that a poll without work reads."""
     plan = one(connection, "explain (analyze, buffers, format json) select pgmb.dispatch()")[0]["Plan"]
     return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
 
 
 @pytest.fixture
 def late(connect):
-    """A log, and 35 events of one transaction that is committed after others of the same time were dispatched."""
+    """A log, and 35 events of a transaction that is committed after other events of the same time were dispatched."""
     connection, publisher = connect(), connect(autocommit=False)
     subscribe(connection)
     ids = publish(publisher, 35, at=IN_HALF_A_SECOND)
@@ -76,7 +76,7 @@ def test_events_of_a_time_before_which_the_clock_was_set_back_wait_for_it(connec
     subscribe(connection)
     publish(connection)
     dispatch(connection)
-    # The events that a poll leaves if its clock is an hour ahead.
+    # Return the events that remain after a poll whose clock is an hour ahead.
     ahead = "pgmb.create_event_id(now() + interval '1 hour', 0)"
     set_back = f"update pgmb.dispatcher set scheduled_upto = {ahead}, last_id = {ahead}"
     connection.execute(set_back)
@@ -86,7 +86,7 @@ def test_events_of_a_time_before_which_the_clock_was_set_back_wait_for_it(connec
     over(connection, [later])
     dispatch(connection)
     assert len(read(connection)) == 3
-    # Now a poll sees the transaction of the event before the time of the event.
+    # Now a poll sees the event's transaction before the event is due.
     connection.execute(set_back)
     (later,) = publish(connection, at="clock_timestamp() + interval '500 ms'")
     dispatch(connection)
@@ -105,7 +105,7 @@ def test_an_event_whose_time_a_poll_had_passed_before_it_saw_the_event_comes_wit
     dispatch(connection)
     (later,) = publish(connection, at="clock_timestamp() + interval '20 ms'")
     over(connection, [later])
-    # As if the poll had looked at the clock only now, long after its snapshot.
+    # Pretend that the poll reads the clock only now, long after it took its snapshot.
     connection.execute("update pgmb.dispatcher set scheduled_upto = pgmb.due_before()")
     (published,) = publish(connection)
     dispatch(connection)

@@ -1,4 +1,4 @@
-"""Old partitions are emptied and dropped beside those who write and read: nobody waits, and nothing is lost."""
+"""Old partitions are emptied and dropped while others write and read: nobody waits, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def log(connect):
 
 
 def test_an_event_written_while_the_partition_is_about_to_go_stays(log, connect):
-    # Of one moment, and so of one partition.
+    # Events of one moment, and so of one partition.
     now = f"'{one(log, 'select now()')}'"
     ids = publish(log, at=now)
     dispatch(log)
@@ -102,7 +102,7 @@ def test_a_publisher_does_not_wait_while_old_partitions_are_emptied(log, connect
     publish(log)
     dispatch(log)
     read(log)
-    # An event of another partition than the locked partition.
+    # An event of another partition than that which is locked.
     later = one(log, "select now() + interval '4 hours'")
     told = lines(trimming, f"select pgmb.trim_partitions('pgmb.events', '{later + (later - later)}')")
     publisher.execute("set lock_timeout = '1s'")
@@ -160,8 +160,8 @@ def test_a_partition_that_holds_something_is_not_dropped(log):
     "times", [2, pytest.param(8, marks=pytest.mark.release("more of the same, for longer"))]
 )
 def test_everything_is_read_once_while_partitions_come_and_go(log, db, times):
-    """Run publishers, the dispatcher and a reader, with partitions of a second that are kept for another second. The
-    test takes the lifetime of some partitions."""
+    """Run publishers, the dispatcher and a reader, with partitions of a second that are kept for one more second. The
+    test takes as long as some partitions live."""
     narrow(log)
     published, got, stop = [], [], threading.Event()
 
@@ -199,7 +199,7 @@ def test_everything_is_read_once_while_partitions_come_and_go(log, db, times):
     stop.set()
     for thread in threads:
         thread.join()
-    # For up to four seconds, until the last of them are due.
+    # Continue for up to four seconds, until the last of them are due.
     while one(log, "select exists (select from pgmb.unread_events)"):
         dispatch(log)
         log.execute("select pg_sleep(0.1)")
@@ -211,7 +211,7 @@ def test_everything_is_read_once_while_partitions_come_and_go(log, db, times):
 
 @pytest.fixture
 def many(log):
-    """40 old partitions with an event each that everybody has read."""
+    """Create 40 old partitions, each with an event that every group has read."""
     narrow(log)
     for statement in lines(
         log,
@@ -269,7 +269,8 @@ def test_what_is_not_dispatched_is_gone_through_once_for_all_old_partitions(many
 
 
 def test_what_a_group_has_not_read_is_gone_through_once_for_all_old_partitions(many):
-    """Events that were dispatched long after their time: no dispatch lies in the range of their partition."""
+    """Events that were dispatched long after their time, so that no dispatch lies in the time range of their
+    partition."""
     for n in range(40, 0, -2):
         publish(many, at=f"{OLD} + interval '{n} minutes 2 seconds'")
         dispatch(many)

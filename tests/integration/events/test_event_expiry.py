@@ -1,4 +1,4 @@
-"""Subscriptions that nobody uses any more go, and with the last of them their group and what it held."""
+"""Unused subscriptions are removed. With its last subscription a group is removed, with everything that it held."""
 
 from __future__ import annotations
 
@@ -237,6 +237,6 @@ def test_a_subscription_that_would_expire_while_it_is_in_use_is_refused(connect)
     ],
 )
 def test_a_subscription_that_would_expire_at_no_time_that_can_be_said_is_refused(unchanged, columns):
-    """Maintenance would fail on it, and so for everybody."""
+    """Otherwise maintenance would fail here, and would then do nothing for any group."""
     with pytest.raises((psycopg.errors.CheckViolation, psycopg.errors.DatetimeFieldOverflow)):
         subscribe(unchanged, "g", **columns)

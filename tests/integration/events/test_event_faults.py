@@ -27,7 +27,7 @@ PARTITIONED = (
 
 @pytest.fixture
 def gone(connect):
-    """A subscription's id, of group g, that is gone again; the group has another."""
+    """The id of a removed subscription of group g. The group has another subscription."""
     connection = connect()
     subscribe(connection, "g", "false")
     sid = subscribe(connection, "g", TOPICAL, {"topic": "a"})
@@ -190,7 +190,7 @@ def test_a_chunk_of_no_size_is_refused_and_takes_no_lock(connect):
 
 
 def busy(connection):
-    """Under a lock that is not let go of."""
+    """Hold a lock on the events that is not released."""
     connection.execute("begin; lock table pgmb.events in access exclusive mode")
 
 
@@ -284,7 +284,7 @@ def test_the_log_works_without_superuser_and_without_an_extension(bare_db, role,
 
 @pytest.fixture
 def endless(connect):
-    """A condition that does not end, of group slow."""
+    """A condition of group slow that does not end."""
     connection = connect()
     connection.execute(
         "create function public.endless(topic text) returns boolean language plpgsql as "

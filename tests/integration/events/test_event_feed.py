@@ -1,4 +1,4 @@
-"""The feed of a group under the consumer transaction: what it gets, and what of it is kept."""
+"""The feed of a group in the consumer transaction: the events that it gets, and the progress that is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batches of a group: their events, the order, and reading in parts."""
+"""The batches of a group: their events and order, and reading in slices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_batch_has_events_with_payload_time_and_subscriptions(db, connect):
 
 
 class Asking(EventFeed):
-    """Asks the session that reads a batch how it is set."""
+    """Reads the setting jit in the session that reads a batch."""
 
     columns = (("jit", "text"),)
 

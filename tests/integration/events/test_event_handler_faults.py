@@ -1,4 +1,5 @@
-"""Handlers that fail, hang or are killed, and groups that are lost: nothing is, and nothing is held for ever."""
+"""Handlers that fail, hang or are killed, and locks of groups that are lost: no event is lost, and no lock is held for
+ever."""
 
 from __future__ import annotations
 
@@ -199,7 +200,7 @@ def test_a_letter_of_a_handler_whose_subscription_goes_in_that_very_moment_stays
     group(db, Handler("a", Seen(failing(1)), retries=())).run("empty")
     (letter,) = dead_letters.letters(connection)
     connection.execute("delete from pgmb.subscriptions")
-    # The function that pgchange.redrive() calls after it has found that the letter can be sent.
+    # The function that pgchange.redrive() calls after it has checked that the letter can be sent.
     with pytest.raises(psycopg.Error, match="no event can be sent to group"):
         connection.execute("select pgmb.redrive(%s)", [letter.id])
     assert [one.id for one in dead_letters.letters(connection)] == [letter.id]
@@ -294,7 +295,7 @@ def test_a_call_that_outlives_a_run_that_was_interrupted_is_nothing_to_the_next(
 
 @pytest.fixture
 def pids(connection):
-    """The backends that hold a group."""
+    """Return the backends that hold the lock of a group."""
 
     def find():
         own = connection.info.backend_pid

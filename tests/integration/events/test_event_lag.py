@@ -1,4 +1,4 @@
-"""How far a group is: what waits for it, and whether it has come to a point."""
+"""The lag of a group, and whether it has reached a point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Events for times without partitions yet: they are set aside, delivered in time, and do not delay others."""
+"""Events for times that have no partition yet: they are stored apart, delivered when due, and do not delay other
+events."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ LATER = "select count(*) from pgmb.later"
 
 
 def set_one_aside(connection):
-    """Publish an event for a second from now, which is set aside, and return its id."""
+    """Publish an event that is due in a second and is stored apart, and return its id."""
     before = one(connection, LATER)
     while True:
         (event,) = publish(connection, at="clock_timestamp() + interval '1 second'")
         place(connection)
         if one(connection, LATER) > before:
             return event
-        # Its time came first: it was in no partition's way any more.
+        # The event became due first, so it was not stored apart: dispatch it and try again.
         dispatch(connection)
 
 
@@ -89,7 +90,7 @@ def test_what_is_due_is_dispatched_although_some_of_it_is_being_set_aside(connec
 
 
 def test_an_event_that_is_changed_while_it_is_set_aside_still_has_its_time(connect, db):
-    """The event arrives between the snapshot of the query and its lock. Many events give it the time for that."""
+    """The event arrives between the snapshot of the query and its lock. Many events make that interval long enough."""
     connection, ended = connect(), threading.Event()
     changed = publish(connection, 5000, at="now() + interval '5 hours'")[-1]
 
@@ -107,7 +108,7 @@ def test_an_event_that_is_changed_while_it_is_set_aside_still_has_its_time(conne
     finally:
         ended.set()
         working.join()
-    # Not set aside while somebody has it locked: then it is still scheduled.
+    # It is not moved while another session has locked it: it stays scheduled.
     assert one(connection, LATER) + one(connection, "select count(*) from pgmb.scheduled") == 5000
 
 
@@ -155,7 +156,7 @@ def test_an_event_that_somebody_is_deleting_keeps_no_other_from_being_set_aside(
 
 
 def test_what_waits_for_its_time_keeps_no_partition_from_being_made(connect):
-    """More than may be read while publishers wait."""
+    """More events than may be read while publishers wait."""
     connection = connect()
     fill_default(connection, 3000, "now() + interval '5 hours'")
     place(connection)
@@ -166,7 +167,7 @@ def test_what_waits_for_its_time_keeps_no_partition_from_being_made(connect):
 
 
 def test_what_was_taken_back_costs_nobody_anything_although_an_old_snapshot_is_held(connect):
-    """Each query is rolled back, so that none of them spares the next one anything."""
+    """Roll back each query, so that the next one has the same work."""
     connection, old = connect(), connect(autocommit=False)
     subscribe(connection)
     old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

@@ -1,4 +1,4 @@
-"""Dead letters of a group's feed: batches that were given up, with their events, whatever the log keeps."""
+"""Dead letters of a group's feed: batches that were given up. Their events are kept even if the log is trimmed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numbers(start, stop):
 
 
 def given_up(db, results=None, **plan):
-    """Try the next batch once, in vain."""
+    """Claim the next batch once, and fail."""
 
     def fail(transaction, batch):
         raise ValueError("poison")
@@ -105,7 +105,7 @@ def test_a_letter_whose_subscription_goes_in_that_very_moment_is_sent_to_nobody(
     assert len(take(connection, "other")) == 3
     (letter,) = dead_letters.letters(connection)
     connection.execute("delete from pgmb.subscriptions where group_id = 'g'")
-    # The function that pgchange.redrive() calls after it has found that the letter can be sent.
+    # The function that pgchange.redrive() calls after it has checked that the letter can be sent.
     with pytest.raises(psycopg.Error, match="no event can be sent to group g"):
         connection.execute("select pgmb.redrive(%s)", [letter.id])
     assert take(connection, "other") == []
@@ -158,7 +158,7 @@ def test_events_of_a_key_are_erased_from_letters_and_the_others_come_again(db, c
     assert dead_letters.letters(connection)[0].changes == 1
     dead_letters.redrive(connection, ids=[letter.id])
     assert [n for n, _ in work(db)] == [4]
-    # A letter of which nothing is left is dropped.
+    # A letter without any remaining event is dropped.
     publish(connection, numbers(0, 2))
     given_up(db)
     (letter,) = dead_letters.letters(connection)

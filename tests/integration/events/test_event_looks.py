@@ -1,4 +1,4 @@
-"""Views of the log for people: the reader of a group, the unread partitions, and the cost of the queries."""
+"""Views of the log for people: the reader of a group, its unread partitions, and the cost of these queries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Connection = psycopg.Connection[Any]
 
 ALL_TIME = "pgmb.unread_by('-infinity', 'infinity')"
 SHOWN = (SPANS, {"upto": 1, "most": 50})
-"""The page's query of partitions."""
+"""The query by which the page reads the partitions."""
 
 
 def unread(connection: Connection, upto: int = 1000) -> list[tuple[Any, ...]]:
@@ -29,14 +29,14 @@ def unread(connection: Connection, upto: int = 1000) -> list[tuple[Any, ...]]:
 
 
 def pages(connection: Connection, query: str) -> int:
-    """Buffers that a query looks at."""
+    """Return the buffers that a query reads."""
     explained = f"explain (analyze, buffers, format json) {query}"
     plan = [one(connection, explained)[0]["Plan"] for _ in range(2)][1]
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
 def until_waiting(connection: Connection, other: Connection) -> None:
-    """Until another session waits for a lock."""
+    """Wait until another session waits for a lock."""
     deadline = time.monotonic() + 30
     while not one(connection, "select pg_blocking_pids(%s) <> '{}'", other.info.backend_pid):
         assert time.monotonic() < deadline
@@ -116,7 +116,7 @@ def test_what_a_group_keeps_is_the_partitions_from_its_first_unread_event_on(con
     poll_all(connection)
     kept = "select consumer from pgmb.kept(array['events:g', 'events:other']) where bytes > 2 ^ 30"
     for minutes, told in ((0, []), (110, []), (61, [("events:g",)])):
-        # As if the partition of that time had 3 GB.
+        # Pretend that the partition of that time has 3 GB.
         connection.execute(
             "update pg_class set relpages = 393216 where oid = pgmb.get_current_partition("
             "'pgmb.events'::regclass, now() - make_interval(mins => %s))",
@@ -172,7 +172,7 @@ def test_a_partition_that_is_dropped_during_a_look_has_no_size(connect, query, v
     connection, looker, maintainer = connect(), connect(), connect(autocommit=False)
     maintain(connection, "-2 days")
     old = one(connection, "select partition::text from pgmb.partitions() where state = 'old' order by lower")
-    # Whether the default one holds something is asked after the bounds were read and before anything is measured.
+    # Whether the default partition has rows is queried after the bounds were read, and before any size is measured.
     maintainer.execute("lock table pgmb.events_default")
     with ThreadPoolExecutor(1) as threads:
         look = threads.submit(records, looker, query, values)

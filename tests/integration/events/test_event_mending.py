@@ -1,4 +1,4 @@
-"""Mending the capture of mutations of many tables: what hinders one hinders no other."""
+"""Repairing the capture of mutations of many tables: a table that cannot be repaired does not hinder the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import until, waits
 
 @pytest.fixture
 def broken(connect):
-    """A table that cannot be repaired because it has a foreign child now, and a table with a new partition."""
+    """A table that cannot be repaired because it now has a foreign child, and a table with a new partition."""
     connection = connect()
     connection.execute("create table item (id bigint not null)")
     connection.execute("create table whole (id bigint not null) partition by range (id)")
@@ -84,7 +84,7 @@ def test_a_table_that_was_dropped_is_forgotten_before_a_dump_gives_its_number_to
 
 
 def functions(connection):
-    """Ours that capture tables, and others that have such a name."""
+    """Return our functions that capture tables, and other functions with such names."""
     query = "select proname from pg_proc where proname like 'pgchange\\_push\\_%' order by 1"
     return [name for (name,) in connection.execute(query)]
 

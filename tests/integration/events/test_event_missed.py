@@ -1,4 +1,4 @@
-"""Rows that came with a partition are in no event: that is told until they are published."""
+"""Rows that were in a table when it became a partition have no events. Health reports them until they are published."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.tubes import one
 
 @pytest.fixture
 def item(connect):
-    """A table of which every mutation is an event."""
+    """A table of which every mutation is published as an event."""
     return push_items(connect())
 
 
@@ -63,7 +63,7 @@ def test_faults_show_rows_to_the_owner_of_the_table_only(item, role):
 
 @pytest.fixture
 def own_thing(item, role):
-    """A table of another owner whose mutations are published; its owner's role, and a connection as that."""
+    """A table of another owner whose mutations are published. Return the owner's role, and a connection as that role."""
     owner = role("owner")
     item.execute(f"create schema own authorization {owner.name}; select pgmb.grant_owner('{owner.name}')")
     with psycopg.connect(owner.conninfo, autocommit=True) as as_owner:

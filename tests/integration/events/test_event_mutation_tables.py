@@ -1,4 +1,4 @@
-"""Which tables can have their mutations published, and what changes of a table do to that."""
+"""The tables whose mutations can be published, and the effect of later changes of such a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tubes import one
 
 @pytest.fixture
 def item(connect):
-    """A table of which every mutation is an event."""
+    """A table of which every mutation is published as an event."""
     return push_items(connect())
 
 
@@ -82,7 +82,8 @@ def updates(connection):
 
 
 def test_what_a_merge_updates_is_sent_as_it_is_where_it_inserts_into_partitions_too(merged):
-    """PostgreSQL shows triggers the row that was inserted last in the place of each that is updated behind it."""
+    """In an upsert PostgreSQL passes triggers the row that was inserted last, instead of each row that is updated after
+    it."""
     merged.execute(MERGE)
     assert updates(merged) == [(2, {"kind": "b"}), (12, {"kind": "b"})]
 
@@ -257,7 +258,7 @@ def test_a_capture_does_not_wait_long_for_writers(item, connect):
 
 @pytest.mark.parametrize("dropped_by_hand", [[], ["insert", "delete", "update"]])
 def test_the_end_of_a_capture_does_not_wait_long_for_writers(item, connect, dropped_by_hand):
-    """Nor if of all triggers those alone are left that never fire."""
+    """Also if only triggers remain that never fire."""
     item.execute(
         "create table busy (id int) partition by list (id); create table one partition of busy default"
     )

@@ -1,4 +1,4 @@
-"""Mutations of tables as events: what is sent, whatever was written, whatever the columns are called."""
+"""Mutations of tables as events: their content, whatever was written and whatever the names of the columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import until, waits
 
 @pytest.fixture
 def item(connect):
-    """A table of which every mutation is an event."""
+    """A table of which every mutation is published as an event."""
     return push_items(connect())
 
 

@@ -1,4 +1,4 @@
-"""Partitions of the event log: made ahead, in the length that is wanted now, and in nobody's way."""
+"""Partitions of the event log: created ahead, with the length that is configured now, and without delays for others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_event_goes_into_the_partition_of_its_time(connect):
 
 def test_a_second_maintenance_does_nothing(connect):
     connection = connect()
-    # Of one moment, whatever half hour begins meanwhile.
+    # Use one moment for all queries, even if a new half hour begins meanwhile.
     now = one(connection, "select now()")
     again = f"select pgmb.maintain_log('{now}')"
     lines(connection, again)
@@ -150,7 +150,7 @@ def test_rows_that_may_be_being_read_are_not_moved(connect, table):
     drop_all(connection, f"pgmb.{table}")
     configure(connection, future_intervals_to_create="30 minutes")
     subscribe(connection)
-    # One moment for all of it, whatever hour begins meanwhile.
+    # Use one moment for all queries, even if a new hour begins meanwhile.
     now = one(connection, "select now()")
     make = f"select pgmb.make_partitions('pgmb.{table}', '{now}')"
     expected = publish(connection, 10)
@@ -236,7 +236,7 @@ def test_the_manual_s_spelling_of_maintenance_works_and_call_without_a_time_says
 @pytest.mark.parametrize("function", ["maintain_append_only_table", "crowded_default", "make_partitions"])
 @pytest.mark.parametrize("table", ["pgmb.config", None])
 def test_a_table_that_is_not_kept_by_time_is_refused(unchanged, function, table):
-    """These run with the rights of the log's owner: whatever somebody else's table calls would, too."""
+    """These run with the rights of the log's owner, and so would any function that another role's table calls."""
     with pytest.raises(psycopg.Error, match="it is not partitioned by time"):
         unchanged.execute(f"select pgmb.{function}(%s)", [table])
 
@@ -291,7 +291,8 @@ def test_bounds_are_whole_multiples_of_the_interval(connect):
 
 @pytest.mark.parametrize("width", ["1 day", "7 days"])
 def test_a_partition_ends_at_the_same_time_wherever_clocks_change(connect, width):
-    """There a day of 23 hours would end before it began: partitions of no length without end."""
+    """In that time zone a day of 23 hours would end before it began. Partitions of no length would be created without
+    end."""
     connection = connect()
     query = "select pgmb.end_of_partition('2026-03-29 00:00Z', %s) > '2026-03-29 23:00Z'"
     assert one(connection, query, width)

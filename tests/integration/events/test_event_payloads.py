@@ -1,5 +1,5 @@
-"""Payloads on their way: each reader has them as they were published, whatever another does with them, and however deep
-they are."""
+"""Payloads: each reader gets them as they were published, whatever another reader does with them, and however deep they
+are."""
 
 from __future__ import annotations
 
@@ -70,9 +70,10 @@ def test_a_handler_that_puts_into_a_payload_what_is_no_json_stops_nobody(db, con
 
 @pytest.fixture(params=[900, 3000, 6000])
 def deep(request, connection):
-    """An event whose payload is nested so deeply, before others; its JSON, for a Python that reads as by default."""
+    """Publish an event whose payload has this depth, followed by others. Return its JSON, for a Python with the default
+    limit."""
     limit = sys.getrecursionlimit()
-    # Airflow raises it for good where it copies a task.
+    # Airflow raises the limit permanently when it copies a task.
     sys.setrecursionlimit(1000)
     text = "[" * request.param + "]" * request.param
     connection.execute("insert into pgmb.events (topic, payload) values ('t', %s::jsonb)", [text])
@@ -91,7 +92,7 @@ def test_a_deep_payload_stops_no_handlers_and_comes_as_a_text_where_python_canno
 
 
 def is_read(text):
-    """Python 3.13 reads some 9,000 levels, whatever its limit for calls is."""
+    """Python 3.13 parses about 9,000 levels, whatever its recursion limit is."""
     try:
         json.loads(text)
     except RecursionError:

@@ -52,7 +52,7 @@ def test_what_is_dispatched_after_the_clock_stepped_back_is_read(connect):
     subscribe(connection)
     publish(connection, "a")
     drain(connection)
-    # As if that had been dispatched and read while the clock was an hour ahead.
+    # Pretend that these events were dispatched and read while the clock was an hour ahead.
     ahead = one(connection, "select pgmb.create_event_id(now() + interval '1 hour', 1)")
     connection.execute("update pgmb.dispatcher set last_id = %s", [ahead])
     connection.execute("update pgmb.subscription_groups set last_read_event_id = %s", [ahead])
@@ -351,5 +351,5 @@ def test_polling_stays_cheap_in_pages_while_an_old_snapshot_is_held_open(connect
     for _ in range(200):
         publish(connection, "a")
         poll(connection)
-    # An analyze that comes meanwhile lets one of them be planned again.
+    # If an ANALYZE comes meanwhile, one of the queries is planned again.
     assert min(pages() for _ in range(3)) <= 3 * few

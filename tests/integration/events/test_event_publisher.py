@@ -1,4 +1,4 @@
-"""Publishing: in the caller's transaction, and from a buffer that loses and doubles nothing."""
+"""Publishing in the caller's transaction, and from a buffer that neither loses nor duplicates events."""
 
 from __future__ import annotations
 
@@ -184,13 +184,13 @@ def test_what_is_no_json_is_refused_when_it_is_put(db, connect):
     assert stored(connect()) == [1]
 
 
-"""Ids of an event that is there already, and of two that are put."""
+"""Return the ids of an event that is in the log already, and of two new events."""
 
 
 def test_a_publishers_rights_are_enough(connect, role, monkeypatch):
     other, connection = role("publisher"), connect()
     connection.execute("select pgmb.grant_writer(%s::regrole)", [other.name])
-    # As after a connection that was lost in its commit.
+    # As after a commit whose answer was lost with the connection.
     monkeypatch.setattr(sender, "copy_rows", sender.insert_if_absent)
     there = Event("t", {"n": 0}, id=TAKEN)
     publish(connection, there)

@@ -15,7 +15,7 @@ from tests.handling import in_thread, numbered
 
 @pytest.fixture
 def away(db):
-    """Nobody listens there."""
+    """A port at which nothing listens."""
     return make_conninfo(db, port=1)
 
 

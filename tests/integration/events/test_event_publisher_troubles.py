@@ -1,4 +1,4 @@
-"""A publisher's buffer when the server refuses, stalls, or goes away: nothing is lost or doubled."""
+"""A publisher's buffer when the server refuses, stalls or disappears: no event is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_refused_event_holds_no_other_up_and_is_told(db, connect, caplog):
 
 
 def test_an_event_that_is_too_much_for_the_server_holds_no_other_up(db, connect):
-    """Nested deeper than such a server can follow."""
+    """JSON that is nested more deeply than such a server can parse."""
     nested = functools.reduce(lambda inner, _: [inner], range(800), [])
     publisher = Publisher(make_conninfo(db, options="-c max_stack_depth=100kB"))
     publisher.put([Event("t", {"n": 1}), Event("t", nested), Event("t", {"n": 2})])
@@ -69,7 +69,7 @@ def test_who_locks_the_log_for_longer_than_a_timeout_costs_no_event(db, connect,
         locking.execute("lock table pgmb.events in access exclusive mode")
         publisher.put(Event("t", {"n": 1}))
         assert succeeds(lambda: "1 events wait to be published" in caplog.text, SECONDS)
-        # A connection that comes now may take its time.
+        # From now on a connection may take long.
         setting.execute(f"alter database {name} reset {timeout}")
     publisher.close(timeout=SECONDS)
     assert stored(connect()) == [1]
@@ -122,7 +122,7 @@ def test_a_server_that_comes_back_gets_everything_once_and_in_order(own_cluster,
 
 
 def lose_one_commit(monkeypatch, killer, committed):
-    """Kill the backend of the first batch before or after its commit; the list of those that died."""
+    """Kill the backend of the first batch before or after its commit. Return the list of the killed backends."""
     died = []
     commit = sender.Sender._commit
 
@@ -151,7 +151,7 @@ def test_a_connection_lost_in_the_commit_neither_loses_nor_doubles(db, connect, 
     assert connect().execute("select sum(cardinality(ids)) from pgmb.published").fetchone() == (20,)
 
 
-"""Ids of an event that is there already, and of two that are put."""
+"""Return the ids of an event that is in the log already, and of two new events."""
 
 
 def test_an_id_that_is_taken_is_refused_though_the_server_was_away(own_cluster, own_database):

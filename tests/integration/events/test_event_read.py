@@ -1,4 +1,4 @@
-"""Reading by cursor: in order, without loss, under a lock that is let go of."""
+"""Reading by a cursor: in order, without loss, and under a lock that is released."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_events_that_are_gone_are_not_passed_over_in_silence(connect):
     poll_all(connection)
     connection.execute("delete from pgmb.events where id = %s", [ids[0]])
     assert error(connection, "select pgmb.read_next_events('g', chunk_size => 10)").sqlstate == "55000"
-    # A call that fails leaves the group to other sessions.
+    # After a failed call other sessions can read the group.
     assert connect().execute("select pg_try_advisory_lock(pgmb.lock_key('g'))").fetchone() == (True,)
 
 

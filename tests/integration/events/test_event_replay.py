@@ -1,4 +1,4 @@
-"""Events that were dispatched already are given again: a subscription's own, by its id, and each once."""
+"""Events that were already dispatched are read again: those of one subscription, by its id, each once."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_a_restored_log_delivers_what_was_scheduled(connect, restored):
 
 
 def wait_long(connection):
-    """As if what is published had been so half an hour ago."""
+    """Pretend that the published events are half an hour old."""
     connection.execute(
         "update pgmb.published set slot = ((extract(epoch from statement_timestamp())::bigint / 900) + 2) % 4"
     )
@@ -65,7 +65,7 @@ def test_what_is_not_dispatched_is_kept_in_a_restored_log_however_old_it_is(conn
     subscribe(connection)
     publish(connection, "undispatched")
     wait_long(connection)
-    # Of another cluster, whose transaction ids were much higher.
+    # Pretend that the log comes from another cluster, whose transaction ids were much higher.
     connection.execute(
         "update pgmb.origin set written_in = '3'; update pgmb.dispatcher set snapshot = '9999999:9999999:'"
     )

@@ -240,7 +240,7 @@ def test_what_a_group_has_not_read_is_not_gone_through_for_each_retry_that_it_ha
     )
     dispatch(log)
     read(log)
-    # Until its plan stays the same.
+    # Repeat the query until PostgreSQL uses its generic plan.
     few = [pages() for _ in range(8)][-1]
     publish(log, 3000)
     dispatch(log)
@@ -258,7 +258,7 @@ def test_who_holds_a_partition_is_found_without_looking_through_all_that_is_unre
         (top,) = one(log, f"explain (analyze, buffers, format json) {query}")
         return int(top["Plan"]["Shared Hit Blocks"] + top["Plan"]["Shared Read Blocks"])
 
-    # Until its plan stays the same.
+    # Repeat the query until PostgreSQL uses its generic plan.
     few = [pages() for _ in range(8)][-1]
     publish(log, 50_000)
     dispatch(log)

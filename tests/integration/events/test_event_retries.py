@@ -43,7 +43,7 @@ def test_a_retry_is_an_event_as_everybody_knows_them(db, connection):
 
 
 def test_a_retry_that_another_client_published_is_handled(db, connection):
-    """Without copies: its events are read from the log."""
+    """Without copies, so the events are read from the log."""
     first, other = Seen(), Seen()
     handlers = group(db, Handler("a", first), Handler("b", other))
     ids = publish(connection, numbered(0, 3), returning=True)
@@ -177,7 +177,7 @@ def test_a_retry_that_nobody_can_read_is_a_dead_letter_and_stops_no_handler(
 
 
 def test_a_retry_comes_by_a_subscription_of_its_handler(db, connection):
-    """Another by which the event came, too, may be gone when the retry comes."""
+    """Another subscription through which the event came may be gone at the time of the retry."""
     subscribe(connection, "g")
     other, own = (
         row[0] for row in connection.execute("select id from pgmb.subscriptions order by id").fetchall()
@@ -199,7 +199,7 @@ def test_an_event_that_has_no_key_is_a_dead_letter_and_stops_no_other(db, connec
     handler = Handler("a", seen, retries=(), key=lambda event: event.payload["k"])
     assert group(db, handler).run("empty").given_up == 2
     assert sorted(seen.numbers) == [0, 3]
-    # In which order they are given up is left to the threads; which error is whose is not.
+    # The threads decide the order in which the events are given up. But each has its own error.
     sent_again = {}
     for letter in dead_letters.letters(connection):
         dead_letters.redrive(connection, ids=[letter.id])
@@ -210,7 +210,7 @@ def test_an_event_that_has_no_key_is_a_dead_letter_and_stops_no_other(db, connec
 
 @pytest.mark.parametrize("number", ["1e5000", "-1e5000", f"{10**400}.5"])
 def test_a_number_that_python_cannot_read_stops_no_handler(db, connection, number):
-    """In PostgreSQL JSON may have it, and whoever may publish by SQL can send it."""
+    """JSON in PostgreSQL can contain it, and every role that may publish by SQL can send it."""
     connection.execute(
         "insert into pgmb.events (topic, payload) values ('t', %s::jsonb)",
         [f'{{"n": 1, "beyond": [{number}]}}'],

@@ -17,7 +17,7 @@ DEFAULT = "alter database {} set {} = {}"
 
 
 def set_for_all(connect, setting, value):
-    """Let the database have a setting, for sessions that begin now; one of them."""
+    """Change a setting of the database, and return a new session, which has it."""
     connection = connect()
     connection.execute(DEFAULT.format(one(connection, "select current_database()"), setting, value))
     connection.close()

@@ -1,4 +1,4 @@
-"""Server-sent events where something is wrong: limits, slow clients, lost connections, the end of the server."""
+"""Server-sent events under faults: limits, slow clients, lost connections, the shutdown of the server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def serve(db):
-    """Serves streams of ``db``; returns them and their address."""
+    """Serve streams of ``db``. Yield them and their address."""
     with serving(db) as start:
         yield start
 
@@ -81,7 +81,7 @@ async def test_the_signs_of_life_of_many_selections_are_one_call(db, connect):
     await log.connect()
     assert await log.keep(ids, await log.end(), timedelta(minutes=5)) == set(ids)
     await log.disconnect()
-    # Counted calls are told some time after the session has ended.
+    # The number of calls is reported some time after the session's end.
     calls = "select calls from pg_stat_user_functions where funcname = 'keep_alive' and calls > 0"
     while (counted := connection.execute(calls).fetchone()) is None:
         await asyncio.sleep(0.01)
@@ -211,7 +211,7 @@ def test_a_database_that_does_not_answer_is_away_and_comes_back(serve, connect, 
     with listening(f"{address}/t") as client:
         publish(connection, numbered(0, 1))
         assert numbers(client.events(1)) == [0]
-        # Only while it does not answer: a question that it answers may take longer.
+        # Only while the server does not answer at all: a query that it works on may take longer.
         with monkeypatch.context() as impatient:
             impatient.setattr(stream_log, "ANSWER_WITHIN", 0.3)
             blocking.execute("lock table pgmb.subscriptions, pgmb.dispatched")

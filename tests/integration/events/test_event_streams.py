@@ -1,4 +1,4 @@
-"""Server-sent events: what a caller may see, once and in order, over one connection for all."""
+"""Server-sent events: each client gets the events that it may see, once and in order. All share one connection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MINUTE = 60 * 10**6
 
 @pytest.fixture
 def serve(db):
-    """Serves streams of ``db``; returns them and their address."""
+    """Serve streams of ``db``. Yield them and their address."""
     with serving(db) as start:
         yield start
 
@@ -115,7 +115,7 @@ def test_a_client_that_comes_and_goes_under_load_gets_each_event_once(serve, db,
         own = connect_to(db, autocommit=False)
         for n in range(30):
             publish(own, numbered(1000 * worker + 3 * n, 1000 * worker + 3 * n + 3))
-            # Some commits come behind those of events with higher ids.
+            # Some events are committed after events with higher ids.
             if n % 5 == 0:
                 own.commit()
         own.commit()
@@ -301,7 +301,7 @@ async def test_idle_clients_cost_the_database_nothing(db, connect, monkeypatch):
             enough.set()
         return await rows(self, query, values)
 
-    # Signs of life would be counted too.
+    # Heartbeats would be counted, too.
     monkeypatch.setattr(streams_module, "KEEP_EVERY", 3600.0)
     streams = EventStreams(db, "web", poll_interval=0.01)
     async with streams.running(), AsyncExitStack() as stack:

@@ -163,7 +163,7 @@ def test_subscribing_again_keeps_a_subscription_alive(connection):
 
 @pytest.mark.parametrize("selection", [topical("a"), topical("a", partition=(0, 2))], ids=["whole", "part"])
 def test_who_may_add_no_conditions_may_subscribe_to_topics(connection, role, selection):
-    """The conditions of topical() are known to every database."""
+    """Every database knows the conditions of topical()."""
     other = role("subscriber")
     connection.execute("select pgmb.grant_subscriber(%s::regrole)", [other.name])
     with psycopg.connect(other.conninfo, autocommit=True) as limited:
@@ -182,7 +182,7 @@ def test_who_may_add_no_conditions_may_subscribe_to_topics(connection, role, sel
     ],
 )
 def test_no_group_has_a_name_that_could_be_anothers_handler(connection, query):
-    """Dead letters of both would have one name, as in events:a/b."""
+    """The dead letters of both would have the same consumer name, such as events:a/b."""
     subscribe(connection, "a")
     with pytest.raises(psycopg.Error, match="slash"):
         connection.execute(query)

@@ -1,4 +1,4 @@
-"""Webhooks: what a receiver gets, what comes again, and what is refused."""
+"""Webhooks: the requests that a receiver gets, those that are repeated, and those that are refused."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def test_an_address_that_is_not_public_is_refused(host):
 
 
 def resolving(monkeypatch, *answers):
-    """Lets every name resolve to these addresses, one list after the other; the number of questions asked."""
+    """Let every name resolve to these addresses, one list for each query. Return the number of queries."""
     asked = []
 
     async def getaddrinfo(self, host, port, **_):

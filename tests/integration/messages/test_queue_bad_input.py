@@ -13,14 +13,14 @@ pytestmark = pytest.mark.hstore
 
 @pytest.fixture(scope="module")
 def unchanged(shared):
-    """A connection to a database whose queue q holds two messages, which refused calls leave as they are."""
+    """A connection to a database whose queue q has two messages. Refused calls leave them as they are."""
     make(shared)
     fill(shared, [1, 2])
     return shared
 
 
 def everything(connection):
-    """The queues, their consumers and triggers, and the messages."""
+    """Return the queues, their consumers and triggers, and the messages."""
     query = (
         "select (select array_agg(t::text) from mbus.queue as t), (select array_agg(t::text) from mbus.consumer as t), "
         '(select array_agg(t::text) from mbus.trigger as t), (select array_agg(t::text) from mbus."log$q" as t), '

@@ -19,7 +19,7 @@ DENIED = "Access denied"
 
 @pytest.fixture
 def stranger(owner, role, connect_to):
-    """A role without a right of ours, whose code calls every function that is open to all."""
+    """A role without any right of ours. Its code calls every function that all roles may call."""
     who = role("stranger")
     post(owner, 1)
     return Stranger.with_calls(owner, who, connect_to(who.conninfo), EVERY)

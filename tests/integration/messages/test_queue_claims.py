@@ -1,4 +1,4 @@
-"""The locks of a claim, and the messages that it finds of late transactions and of its own transaction."""
+"""The locks of a claim, and the messages of late transactions and of its own transaction that it finds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_who_holds_one_message_keeps_nobody_from_the_others(q, connect):
 
 
 def test_who_holds_one_message_keeps_nobody_with_a_selector_from_those_of_other_parts(q, connect):
-    """However many messages its part has, one after another: each claim sees those first."""
+    """Even if the locked part has many messages in a row, which each claim finds first."""
     consumer(q, "all", "true")
     fill(q, range(200))
     slow = connect(autocommit=False)
@@ -56,7 +56,7 @@ def test_who_holds_one_message_keeps_no_batch_from_those_of_other_parts(q, conne
     slow = connect(autocommit=False)
     assert consume(slow) == "0"
     assert consumen(q, 1000) == [str(n) for n in range(80) if n % 4]
-    # No whole part is left: then a batch is of one message.
+    # No part is free as a whole. A batch then has one message.
     assert consumen(q, 1000) == ["4"]
     fill(q, range(80, 84))
     assert consumen(q, 1000) == ["81", "82", "83"]
@@ -94,7 +94,7 @@ def test_a_message_that_is_posted_between_the_looks_of_a_claim_is_not_missed(con
     # Both messages are in the same part, because a claim moves its positions only in the parts of its messages.
     make(q, parts=1)
     post(q, 1)
-    # The claim pauses when it has its bound: transactions with an id below it may still commit.
+    # The claim pauses after it has determined its bound. Transactions with an id below it may still commit.
     shorten(
         q, "mbus.bound_now", "xid_bound() end", "xid_bound() end + length(pg_advisory_xact_lock(1)::text)"
     )
@@ -182,14 +182,14 @@ def crowd(connect):
         "select mbus.post('q', 'n=>0', hstore('consume_after', %s)) from generate_series(1, 1000)", [first]
     )
     assert drain(connection) == []
-    # Else one claim in a hundred trims the queue, which reads up to some thousands.
+    # Otherwise one claim in a hundred trims the queue, and reads thousands of rows for that.
     connection.execute("select setseed(0.5)")
     connection.commit()
     return connection
 
 
 def rows_read(connection, table):
-    """How many rows of a table this transaction has read so far."""
+    """Return the number of rows of a table that this transaction has read so far."""
     query = "select idx_tup_fetch + seq_tup_read from pg_stat_xact_user_tables where relname = %s"
     return one(connection, query, table) or 0
 
@@ -204,7 +204,7 @@ def test_a_claim_does_not_walk_along_those_that_wait(crowd):
 
 
 def test_a_claim_that_finds_nothing_does_not_walk_along_those_that_wait(crowd):
-    """It looks for some whom nobody woke."""
+    """It examines only some of the waiting messages, in case nobody has woken them."""
     before = rows_read(crowd, "apart")
     assert drain(crowd) == []
     assert rows_read(crowd, "apart") - before < 300
@@ -227,7 +227,7 @@ def test_a_claim_does_not_walk_along_those_that_were_received_out_of_order(conne
 
 @pytest.mark.parametrize("expires", [None, "1h"])
 def test_a_claim_does_not_walk_along_those_whose_time_has_not_come(connect, expires):
-    """Delayed messages, and messages that wait for another message until it expires at the latest."""
+    """Post delayed messages, and messages that wait for another message until it expires at the latest."""
     connection = connect(autocommit=False)
     make(connection, "q", "r")
     first = None if expires is None else post(connection, 0, "r", expires=expires)

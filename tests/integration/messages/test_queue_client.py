@@ -1,6 +1,6 @@
 """The calls of clients of message queues, in the order of their manual.
 
-Drivers that prepare every statement on the server let it find out what is meant by a parameter; psycopg says it itself.
+Drivers that prepare statements let the server determine the types of parameters; psycopg states them itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 pytestmark = pytest.mark.hstore
 
 Send = Callable[..., list[tuple[Any, ...]]]
-"""Sends a statement with its parameters, $1 and so on; answers with the rows."""
+"""Sends a statement with its parameters, $1 and so on, and returns the rows."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The counts of messages in queues, for people: a row for each consumer."""
+"""The numbers of messages in queues, for people: a row for each consumer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FEED = QueueFeed("q")
 
 
 def told(connection, *names, upto=1000):
-    """These columns of each row, one consumer after another."""
+    """Return these columns of the rows, one consumer after another."""
     query = f"select {', '.join(names)} from mbus.queues(%s)"
     return connection.execute(query, [upto]).fetchall()
 
@@ -29,7 +29,7 @@ def test_what_is_in_a_queue_is_ready_delayed_behind_another_or_in_work(db, q):
     assert told(q, *counts) == [(2, 1, 1, 0, True)]
     with ConsumerTransaction(FEED, db) as transaction:
         transaction.claim(1)
-        # The claim has put what waits out of its way.
+        # The claim has moved waiting messages out of the log.
         assert told(q, *counts) == [(1, 1, 1, 1, True)]
         assert 0 < told(q, "oldest_seconds")[0][0] < 60
         transaction.ack()

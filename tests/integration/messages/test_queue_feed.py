@@ -40,7 +40,7 @@ def work(db, limit=1000, feed=FEED, write=None, results=None):
 
 
 def fail(db, limit=1000):
-    """Claim a batch in vain; the batch."""
+    """Claim a batch, fail, and return the batch."""
     with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
         batch = consumer.claim(limit)
         raise ZeroDivisionError("poison")
@@ -136,7 +136,7 @@ def test_others_skip_what_is_claimed(db, connection):
 
 
 def test_what_was_met_far_ahead_and_acked_is_not_handed_out_when_its_turn_comes(db, connect):
-    """One message becomes due while the consumer is still before it in the log, to which two that waited led its eyes."""
+    """A message becomes due and is acked out of order, before the consumer's position has reached it."""
     connection = connect()
     queues.make(connection, parts=1)
     for n in ("far", "further"):
@@ -266,7 +266,7 @@ def test_taking_waits_for_the_batch_that_has_the_message(db, connection, connect
 
 
 class Worker:
-    """A worker of the feed by hand. The test decides when its claim is committed."""
+    """Work as a worker of the feed, step by step. The test decides when its claim is committed."""
 
     def __init__(self, connect):
         self.own, self.claims = connect(autocommit=False), connect(autocommit=False)
@@ -284,7 +284,7 @@ class Worker:
 
 @contextmanager
 def taking(connect, iid):
-    """Take a message in a thread; its session, and what it got."""
+    """Receive a message in a thread. Return its session, and the result."""
     session = connect()
     taken: list[object] = []
     thread = threading.Thread(target=lambda: taken.append(queues.take(session, iid)))

@@ -1,4 +1,5 @@
-"""A queue that is ordered by a property: equal keys go to one worker of a consumer at a time, in order; others go on."""
+"""A queue that is ordered by a property: messages with equal keys go to one worker of a consumer at a time, in order.
+Other keys are not delayed."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def keyed(prepared_keyed, connect):
 
 @contextmanager
 def worker(db, limit=100, feed=FEED):
-    """A worker with the next batch: what it has of each message, key and number. It acks at the end of the block."""
+    """A worker with the next batch. Yield the key and the number of each message. It acks at the end of the block."""
     with ConsumerTransaction(feed, db) as consumer:
         if consumer.claim(limit) is None:
             yield []
@@ -57,7 +58,7 @@ def of(data):
 
 
 def fill(connection, *messages):
-    """Post messages, each a key of one letter and a number."""
+    """Post messages, each given as a key of one letter and a number."""
     for each in messages:
         post(connection, each[1:], kind=each[0])
 
@@ -68,7 +69,7 @@ def work(db, limit=100):
 
 
 def drain(db, limit=100):
-    """All batches until nothing is ready."""
+    """Process batches until nothing is ready, and return them."""
     batches = []
     while found := work(db, limit):
         batches.append(found)
@@ -217,7 +218,7 @@ KEYS, WORKERS, POSTED = "abcdefg", 3, 12
 
 
 def post_in_turn(db, keys, posted):
-    """Of each key one transaction after another, so that its order is known."""
+    """Post the messages of a key in one transaction after another, so that their order is known."""
     with psycopg.connect(db, autocommit=True) as connection:
         for n in range(*posted):
             with connection.transaction():
@@ -226,7 +227,7 @@ def post_in_turn(db, keys, posted):
 
 
 def work_at_random(db, number, at_work, log, rounds):
-    """Claim a few messages at a time, and now and then fail. Return the keys that another worker has at the same time."""
+    """Claim a few messages at a time, and fail sometimes. Return the keys that another worker has at the same time."""
     chance, wrong = random.Random(number), []
     while len(log) < len(KEYS) * POSTED and not any(wrong):
         with suppress(ZeroDivisionError), worker(db, chance.randint(1, 6)) as found:

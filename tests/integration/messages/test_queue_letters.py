@@ -30,7 +30,7 @@ def connection(connect):
 
 
 def work(db, feed=FEED):
-    """The messages of a batch; they are received."""
+    """Receive a batch, and return its messages."""
     return [change.data["data"]["n"] for change in taken(feed, db)]
 
 
@@ -281,7 +281,7 @@ def test_messages_of_a_key_are_erased_from_letters_and_the_others_come_again(db,
     assert dead_letters.erase_letters(connection, "2", field="n", consumer="queue:q/default") != []
     dead_letters.redrive(connection, ids=[letter.id])
     assert work(db) == ["3"]
-    # A letter of which nothing is left is dropped.
+    # A letter without any remaining message is dropped.
     queues.fill(connection, [7, 7])
     given_up(db)
     (letter,) = dead_letters.letters(connection)

@@ -1,4 +1,4 @@
-"""Maintenance of queues beside transactions that stay open: it waits for none of them, and nobody waits for it."""
+"""Maintenance of queues beside transactions that stay open: it waits for none of them, and no session waits for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.hstore
 
 @pytest.fixture
 def q(connect):
-    """A connection that fails where it would have to wait."""
+    """A connection that fails if it would have to wait for a lock."""
     connection = connect()
     make(connection)
     connection.execute("set lock_timeout = '5s'")

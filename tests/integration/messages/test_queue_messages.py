@@ -1,4 +1,4 @@
-"""Posting and receiving, as the manual of the queues says it, paragraph by paragraph."""
+"""Posting and receiving, as the manual of the queues describes it, paragraph by paragraph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order between messages: those that wait for others, of their own queue and of others."""
+"""The order of messages that wait for others, of their own queue and of other queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that come back changed: none is lost, whichever way it comes back."""
+"""Messages that are put back into the queue with changes: none is lost, whichever way it comes back."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_what_a_temporary_consumer_put_back_goes_with_it_if_others_had_it(q, con
 
 
 def give_up(db, consumer="retail"):
-    """All messages that a consumer has to receive become a dead letter."""
+    """Make a dead letter of all messages that a consumer has to receive."""
 
     def fail(transaction, batch):
         raise ValueError("poison")
