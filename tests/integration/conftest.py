@@ -22,10 +22,8 @@ prepare()
 
 
 def pytest_generate_tests(metafunc):
-    """A test uses one of the two ways to read and stage a batch. A release uses both.
-
-    Such a test of a lake has a table of Iceberg in one of both stores, or a Delta table.
-    """
+    """A normal run tests one of the two ways to read and stage a batch, a release both. A test of a lake then has an
+    Iceberg table in one of both stores, or a Delta table."""
     if "path" in metafunc.fixturenames:
         metafunc.parametrize("path", one_of(["driver", "executors"], metafunc), indirect=True)
         if "lake" in metafunc.fixturenames:
@@ -50,14 +48,14 @@ def path(request, monkeypatch):
 
 @pytest.fixture
 def executors(monkeypatch):
-    """A batch is read and staged by executors, however small it is."""
+    """Let executors read and stage a batch, however small it is."""
     monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 0)
 
 
 @pytest.fixture
 def connect_server(monkeypatch):
-    """A Spark Connect server, which other tests use too, under a user of the test's own; Airflow's connection
-    ``spark_default`` is of it."""
+    """A Spark Connect server that tests share, with a user for this test alone. Airflow's connection ``spark_default``
+    leads to it."""
     server = spark_server.as_user_of_its_own()
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(server.connection))
     return server
@@ -65,7 +63,7 @@ def connect_server(monkeypatch):
 
 @pytest.fixture
 def few_sessions():
-    """The consumer transactions of a test follow each other on the same connections."""
+    """Let all consumer transactions of a test use the same connections."""
     with connections_reused():
         yield
 

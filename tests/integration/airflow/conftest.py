@@ -34,17 +34,17 @@ def airflow(metadata: None, tmp_path_factory: pytest.TempPathFactory) -> FastAPI
 
 @pytest.fixture
 def write(conn_id: str, connect: Connect) -> Callable[[int], None]:
-    """Insert so many rows in one transaction."""
+    """Insert this number of rows in one transaction."""
     return writer(connect())
 
 
 @pytest.fixture
 def operator(db: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeOperator:
-    """A Spark operator over five changes, whose application is the given text."""
+    """A Spark operator over five changes. The test gives its application as text."""
     return operators(db, connect, tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def pgchange(capsys: pytest.CaptureFixture[str]) -> Command:
-    """``airflow-pgchange`` with its arguments; what it prints, read as JSON."""
+    """Run ``airflow-pgchange`` with arguments. Return its output, read as JSON."""
     return command(capsys)

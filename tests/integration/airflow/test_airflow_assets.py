@@ -1,4 +1,4 @@
-"""The watchers of feeds in Airflow's own database, as DAG files are parsed again and again."""
+"""The watchers of feeds in Airflow's metadata database, while DAG files are parsed again and again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("metadata")
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:
-    """The DAGs are forgotten after the test: tests of the page in this process read all that Airflow knows."""
+    """Remove the DAGs after the test, because tests of the page in this process read all of Airflow's DAGs."""
     from airflow.api.common.delete_dag import delete_dag
 
     yield
@@ -47,7 +47,7 @@ def parse(file: Path, conditions: str, inlet: str) -> None:
 
 
 def watched() -> dict[str, int]:
-    """The assets of our feeds that have a watcher, and the number of its trigger."""
+    """Return our assets that have a watcher, each with the id of its trigger."""
     from airflow.models.asset import AssetModel
     from airflow.utils.session import create_session
     from sqlalchemy import select

@@ -1,4 +1,4 @@
-"""``airflow-pgchange check`` on a real server: which feeds that DAGs name can be watched, and what to do where not."""
+"""``airflow-pgchange check`` on a real server: which feeds of DAGs can be watched, and advice for those that cannot."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Check = Callable[..., tuple[Any, int]]
 
 
 def dag_file(folder: Path, *assets: str, task: str = "pass", name: str = "woken.py") -> Path:
-    """A DAG that is woken by assets and has a task."""
+    """Create a DAG that is scheduled by assets and has a task."""
     folder.mkdir(exist_ok=True)
     file = folder / name
     file.write_text(DAG.format(assets=", ".join(assets), task=task))
@@ -59,7 +59,7 @@ def dag_file(folder: Path, *assets: str, task: str = "pass", name: str = "woken.
 
 @pytest.fixture
 def check_files(capsys: pytest.CaptureFixture[str]) -> Check:
-    """Of files: the rows of the command, and its exit code."""
+    """Check files. Return the rows of the command and its exit code."""
 
     def run(*files: Path | str) -> tuple[Any, int]:
         args = parsed("check", *map(str, files), "--output", "json")
@@ -76,12 +76,12 @@ def check_files(capsys: pytest.CaptureFixture[str]) -> Check:
 
 @pytest.fixture
 def check(tmp_path: Path, check_files: Check) -> Check:
-    """Of a DAG that is woken by assets and has a task: the rows of the command, and its exit code."""
+    """Check a DAG that is scheduled by assets and has a task. Return the rows of the command and its exit code."""
     return lambda *assets, task="pass": check_files(dag_file(tmp_path, *assets, task=task))
 
 
 def hindrance(check: Check, *assets: str) -> str:
-    """Why the one of the assets' feeds that cannot be watched cannot."""
+    """Return the reason why one of the assets' feeds cannot be watched."""
     rows, code = check(*assets)
     (why,) = [row["hindrance"] for row in rows if row["can be watched"] == "no"]
     assert code == 1
@@ -258,7 +258,8 @@ CLAIMING = (
 def test_two_starts_of_a_new_consumer_are_told_with_the_dags_that_give_them(
     check_files: Check, tmp_path: Path, conn_id: str, db: str
 ) -> None:
-    """Those of assets and sensors do not count: they register no consumer. Nor does any once the consumer is there."""
+    """The starts in assets and sensors do not count, because these register no consumer. No start counts once the
+    consumer exists."""
     one = dag_file(tmp_path, GOOD, task=CLAIMING.format(", start='now'"))
     other = dag_file(tmp_path, task=CLAIMING.format(""), name="other.py")
     other.write_text(other.read_text().replace("woken", "seldom"))

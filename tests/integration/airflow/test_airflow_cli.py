@@ -182,7 +182,7 @@ def test_the_limit_of_a_consumer_is_where_its_progress_is(
     capsys: pytest.CaptureFixture[str],
     pgchange: Command,
 ) -> None:
-    """A tube has its progress with its changes."""
+    """The progress of a tube is in the database of its changes."""
     source, both = connect(), ["--dsn", other_db, "--source-dsn", ledger]
     tubes.make(source)
     tubes.attach(source, "ledger")

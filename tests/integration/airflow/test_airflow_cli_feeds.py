@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("few_sessions")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A run tests either one database for source and results or two. A release tests both."""
+    """A normal run tests source and results either in one database or in two. A release tests both."""
     if "where" in metafunc.fixturenames:
         metafunc.parametrize("where", one_of(["beside", "elsewhere"], metafunc))
 
@@ -76,7 +76,8 @@ def test_a_worker_that_a_tube_does_not_have_is_told(
 
 @pytest.fixture
 def failing_group(where: str, db: str, other_db: str, connect_to: Callable[..., Any]) -> list[str]:
-    """A group of the event log that read one event and failed on the next of three; the options that name where it is."""
+    """A group of the event log that has read one event, and has failed on the next of three. Return the options with its
+    databases."""
     source = db if where == "beside" else other_db
     publisher = connect_to(source)
     subscribe(publisher, "mails")
@@ -210,7 +211,7 @@ def test_the_topology_relay_serves_until_it_is_stopped(db: str) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    # Where it says nothing it is not waited for.
+    # Kill the process if it logs nothing, so that the test does not wait for ever.
     silent = threading.Timer(60, process.kill)
     silent.start()
     try:

@@ -15,7 +15,7 @@ from tests.command_line import parsed
 
 
 class Rests(list[float]):
-    """The seconds between runs. After the last run the process is asked to stop."""
+    """The seconds between two runs. After the last run the process is stopped."""
 
     def __init__(self, last: int) -> None:
         super().__init__()

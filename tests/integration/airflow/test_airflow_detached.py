@@ -30,7 +30,7 @@ WHERE = {"feed": FEED, "postgres_conn_id": "airline"}
 def context(
     run_id: str = "today", try_number: int = 1, states: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """The context of a try of the task ``claim`` in a run with tasks in these states."""
+    """Return the context of a try of the task ``claim``, in a run whose tasks have these states."""
     ti = SimpleNamespace(
         dag_id="d",
         run_id=run_id,

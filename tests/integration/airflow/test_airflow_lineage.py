@@ -157,7 +157,7 @@ def test_a_backfill_that_is_whole_is_whole_though_nothing_can_be_told_of_it(
 
 
 class Merging(SparkBatchOperator):
-    """Spark's operator with results as an application would have staged them: rows of table ``ledger`` with this
+    """Spark's operator with results that an application could have staged: rows of the table ``ledger`` with this
     ``copied``."""
 
     def __init__(self, copied: Sequence[Copied | None], **arguments: Any) -> None:

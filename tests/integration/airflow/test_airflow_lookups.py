@@ -1,4 +1,4 @@
-"""Watchers in a triggerer whose supervisor waits for the metadata database, or whose event loop is blocked."""
+"""Watchers in a triggerer whose supervisor is slow because of the metadata database, or whose event loop is blocked."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ SHOP = "shop"
 
 
 class Supervisor:
-    """Answers a triggerer's messages one by one, as Airflow's does, each after a pause: then it was at its database."""
+    """Answers a triggerer's messages one by one, as Airflow's supervisor does. A pause before each stands for the
+    database."""
 
     def __init__(self, db: str) -> None:
         self.pause = 0.0
         self.locked = 0
-        """So many lookups fail, as the metadata database is locked."""
+        """This number of lookups fails, as if the metadata database were locked."""
         self.messages: Counter[str] = Counter()
         server = conninfo_to_dict(db)
         connection = ConnectionResult(
@@ -88,11 +89,11 @@ class Supervisor:
 
 @pytest.fixture
 async def supervisor(db: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Supervisor]:
-    """The triggerer's end of the line to its supervisor is this process's."""
+    """This process has the triggerer's end of the connection to its supervisor."""
     supervisor = Supervisor(db)
     reader, writer_ = await asyncio.open_connection(sock=supervisor.ours)
     comms = TriggerCommsDecoder(socket=supervisor.ours, async_writer=writer_, async_reader=reader)
-    # Airflow 3.1 reads the answers in the task that asks.
+    # In Airflow 3.1 the task that sends a request reads the answer itself.
     reading = hasattr(comms, "start_reader")
     if reading:
         await comms.start_reader()
@@ -118,7 +119,7 @@ async def next_news(subscription: Subscription) -> Any:
 
 @asynccontextmanager
 async def longest_block() -> AsyncIterator[list[float]]:
-    """The longest time, at its end, for which the event loop did not run."""
+    """Yield a list with one number: at the end of the block, the longest time for which the event loop was blocked."""
     longest = [0.0]
 
     async def watch() -> None:
@@ -176,7 +177,7 @@ async def test_many_watchers_of_one_connection_look_it_up_once(
 async def test_a_locked_metadata_database_fails_no_sensor(
     supervisor: Supervisor, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Airflow's SDK takes such a failure for a connection that is not defined."""
+    """Airflow's SDK reports such a failure as a connection that is not defined."""
     monkeypatch.setattr(lookups, "ASK_AGAIN_AFTER", (0.05, 0.05))
     supervisor.locked = 2
     write(1)
@@ -241,7 +242,7 @@ async def test_a_server_that_accepts_nothing_is_blamed_for_that(monkeypatch: pyt
 async def test_a_blocked_event_loop_does_not_make_an_answer_late(
     db: str, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Something blocks the loop while a question is asked, for longer than the answer may take."""
+    """Block the event loop during a query, for longer than the answer may take."""
     monkeypatch.setattr(poller, "ANSWER_WITHIN", 1.0)
     monkeypatch.setattr(poller, "PATIENCE", replace(poller.PATIENCE, timeout=60.0))
     write(1)
@@ -258,7 +259,7 @@ async def test_a_blocked_event_loop_does_not_make_an_answer_late(
 
 
 async def test_a_connection_whose_answer_is_unread_is_not_cut(db: str) -> None:
-    """A server may be silent for two thirds of ``tcp_user_timeout`` while nobody knows that it has answered."""
+    """A server may be silent for two thirds of ``tcp_user_timeout`` if the event loop has not read its answer."""
     async with await connect_async(make_conninfo(db, tcp_user_timeout=1500)) as connection:
         answer = asyncio.create_task(connection.execute("select pg_sleep(0.2), 42"))
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The operators that install the schemas and look after them, run as a worker runs them, on a real server."""
+"""The operators that install and maintain the schemas, run as a worker runs them, on a real server."""
 
 from __future__ import annotations
 

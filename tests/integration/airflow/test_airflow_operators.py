@@ -1,4 +1,4 @@
-"""The batch operators, run as a worker runs them, on a real server; no scheduler."""
+"""The batch operators, run as a worker runs them, on a real server, without a scheduler."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_nothing_ready_can_skip_the_task(conn_id: str) -> None:
 
 @pytest.fixture
 def at_work(conn_id: str, db: str, write: Callable[[int], None]) -> Iterator[ConsumerTransaction]:
-    """Another run that works on the feed."""
+    """Lock the consumer, as another run that works on the feed."""
     write(2)
     with ConsumerTransaction(FEED, db) as transaction:
         transaction.claim(1)

@@ -1,4 +1,4 @@
-"""The sensors, run as a worker runs them, on a real server; no scheduler."""
+"""The sensors, run as a worker runs them, on a real server, without a scheduler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEED = CommitFeed("delays", 0)
 
 
 class Store(dict[str, Any]):
-    """A task's state, as Airflow hands it to a task."""
+    """A store for a task's state, as Airflow passes it to the task."""
 
     def set(self, key: str, value: Any) -> None:
         self[key] = value
@@ -63,7 +63,7 @@ def watermark_sensor(conn_id: str, **arguments: Any) -> ConsumerSensor:
 
 
 def deferred(sensor: Any, context: Any) -> Any:
-    """The trigger that a sensor hands to the triggerer."""
+    """Return the trigger for which a sensor defers."""
     with pytest.raises(TaskDeferred) as caught:
         sensor.execute(context)
     return caught.value.trigger

@@ -1,4 +1,4 @@
-"""A function of a DAG's file as a batch for Spark, on both kinds of connection."""
+"""A function of a DAG file that processes a batch in Spark, on both kinds of connection."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def ledger(db, connect, monkeypatch):
 
 @pytest.fixture
 def totals(tmp_path, monkeypatch):
-    """The decorated function of a DAG's file, which is loaded as Airflow does: under a name that nothing else knows."""
+    """Return the decorated function of a DAG file. The file is loaded as by Airflow: under a name that no other process
+    can import."""
     submit, file = tmp_path / "spark-submit", tmp_path / "ledger_dag.py"
     submit.write_text(SUBMIT)
     submit.chmod(0o755)

@@ -1,4 +1,5 @@
-"""The Spark operator with detached=True, before a stand-in for a standalone master; and the deferred wait of a claim."""
+"""The Spark operator with detached=True, with a stand-in for a standalone master; and a claim that defers while it
+waits."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def master(conn_id: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobServer]
 
 @pytest.fixture
 def nothing_held(write: Write, connect: Connect) -> Callable[[], None]:
-    """Return once no sessions are there but those of the test, and no lock that a claim takes."""
+    """Wait until the only sessions are those of the test, and nobody holds a lock of a claim."""
     connection = connect()
     sessions = "select count(*) from pg_stat_activity where datname = current_database()"
     row = connection.execute(sessions).fetchone()
@@ -133,7 +134,7 @@ def test_a_driver_that_succeeded_is_acked_in_one_task(master: JobServer, write: 
 def test_a_batch_whose_driver_failed_is_released_at_once(
     state: str, error: type[Exception], master: JobServer, write: Write, connect: Connect, db: str
 ) -> None:
-    """A driver without a `batch_job()` block has left nothing that can be merged."""
+    """A driver without a `batch_job()` block has left no results to merge."""
     write(1)
     with pytest.raises(error):
         resumed(started(), {"state": state})
@@ -268,7 +269,7 @@ async def test_a_claim_waits_for_another_run_without_a_worker_slot(write: Write,
 async def test_a_lease_is_waited_for_if_the_progress_is_in_another_database(
     write: Write, db: str, other_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database of the changes has the lease, the other the lock."""
+    """The lease is in the database of the changes, the lock in the other."""
     write(1)
     monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", uri(other_db))
     other = await asyncio.to_thread(detached.claim, FEED, other_db, db, lease=LEASE, owner="another")

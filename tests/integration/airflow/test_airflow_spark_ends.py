@@ -1,4 +1,4 @@
-"""How the job of the Spark operator ends with its task, whatever ends that. A script stands in for spark-submit."""
+"""The job of the Spark operator ends with its task, whatever ends the task. A script stands in for spark-submit."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_lost_connection_ends_the_job(operator: MakeOperator, connect: Connect
 
     def cut() -> None:
         job_of(tmp_path)
-        # Between two of its pings, which are short.
+        # Between two of the short pings of the operator.
         until(
             connect(),
             "select count(pg_terminate_backend(pid)) > 0 from pg_stat_activity where application_name = 'airline' "

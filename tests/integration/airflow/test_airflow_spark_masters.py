@@ -28,7 +28,8 @@ seen |= {"arguments": sys.argv[1:], "python": sys.executable}
 Path(__file__).with_name("seen").write_text(json.dumps(seen))
 write_manifest(taken.manifest, [])
 """
-"""A driver that makes no session, and so needs no master: its JVM has the settings that a session would start with."""
+"""A driver that creates no session, and so needs no master. Its JVM shows the settings with which a session would
+start."""
 
 GIVEN: dict[str, Any] = {
     "application_args": ["--day", "2026-01-31", "with a space"],
@@ -40,13 +41,13 @@ GIVEN: dict[str, Any] = {
 
 @pytest.fixture
 def parsed(db, connect, tmp_path, monkeypatch):
-    """A function: what a driver of a batch finds where it is submitted to a master."""
+    """A function that returns the settings of a batch's driver if it is submitted to a master."""
     connect().execute(LEDGER)
     hadoop = tmp_path / "hadoop"
     hadoop.mkdir()
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", airline(db))
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    # Airflow's hook wants its package for Kubernetes, but uses it for cluster mode alone.
+    # Airflow's hook requires the package for Kubernetes, but uses it only in cluster mode.
     monkeypatch.setattr(
         "airflow.providers.apache.spark.hooks.spark_submit.kube_client", SimpleNamespace(), raising=False
     )
@@ -77,7 +78,7 @@ MASTERS = {
 
 
 def pytest_generate_tests(metafunc):
-    """Each master needs a JVM of its own, so each run tries one of them, and a release all."""
+    """Each master takes the start of a JVM. So a normal run tests one of them, and a release all."""
     if "master" in metafunc.fixturenames:
         metafunc.parametrize("master", one_of(list(MASTERS), metafunc))
 
@@ -100,7 +101,7 @@ def test_a_driver_for_a_cluster_starts_here_with_what_the_operator_was_given(par
     assert {name: seen["conf"].get(name) for name in expected} == expected
     assert (seen["arguments"], seen["python"]) == (GIVEN["application_args"], sys.executable)
     assert seen["environment"]["COLOUR"] == "blue"
-    # Which Python executors have is the cluster's matter.
+    # The Python of the executors is a matter of the cluster.
     assert "PYSPARK_PYTHON" not in seen["environment"]
     shipped = ",".join(value for name, value in seen["conf"].items() if name.lower().endswith("pyfiles"))
     assert {Path(file).name for file in shipped.split(",")} == {"mine.py", Path(submit.py_files()).name}

@@ -1,4 +1,4 @@
-"""A job that serves batch after batch to the Spark operator. A script stands in for spark-submit."""
+"""A job that processes batch after batch for the Spark operator. A script stands in for spark-submit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def serve(body: str = "", end: str = "") -> str:
 
 
 def served(folder: Path) -> tuple[int, list[str]]:
-    """By how many processes, and the ids of the batches."""
+    """Return the number of processes that worked, and the ids of the batches."""
     lines = [line.split() for line in (folder / "served").read_text().splitlines()]
     return len({pid for pid, _ in lines}), [batch for _, batch in lines]
 
@@ -122,7 +122,7 @@ def test_a_change_on_which_a_job_fails_becomes_a_letter_alone(operator: MakeOper
 def test_a_batch_is_not_halved_if_its_job_ends_without_an_error_of_the_batch(
     operator: MakeOperator, connect: Connect
 ) -> None:
-    """As a job ends whose machine is gone, or its memory."""
+    """As if the job's machine were gone, or its memory exhausted."""
     lost = serve(BLAME.format(fail="os._exit(1)"))
     for _ in range(2):
         with pytest.raises(AirflowException, match="Error code is: 1"):

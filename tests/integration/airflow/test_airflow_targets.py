@@ -27,7 +27,7 @@ def write(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def events(task: Any, error: type[Exception] | None = None) -> dict[str, Any]:
-    """Return the events that a run of a task adds to its outlet: an extra by URI."""
+    """Return the asset events that a run of a task adds to its outlet, as extras by URI."""
     found = OutletEventAccessors()
     if error is None:
         task.execute({"outlet_events": found})

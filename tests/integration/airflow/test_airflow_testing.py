@@ -1,4 +1,4 @@
-"""A user's test without a server sees the same as the operator with a server."""
+"""A user's test without a server gives the same results as the operator with a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for the condition of a cluster, as a worker and as the triggerer do."""
+"""Sensors that wait for a condition of a cluster, as a worker and as the triggerer run them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MASTERS, ONLINE, ACTIVE = (
 
 @pytest.fixture
 def catalogue(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> psycopg.Connection[Any]:
-    """A catalogue in which every condition holds, and Airflow's connection to it."""
+    """A catalogue in which every condition is true, and Airflow's connection to it."""
     connection = connect()
     make_catalogue(connection)
     monkeypatch.setenv("AIRFLOW_CONN_CATALOGUE", uri(db))

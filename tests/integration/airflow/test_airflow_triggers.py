@@ -19,7 +19,7 @@ from tests.watching import FEED, first, process, uri_by_name
 
 @pytest.fixture
 def conn_id(db: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An Airflow connection to ``db`` that its server can tell from all others."""
+    """An Airflow connection to ``db`` with an application name, by which the test finds its sessions on the server."""
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri_by_name(db))
     return "airline"
 
@@ -32,7 +32,7 @@ def db_with_ledger(db: str, connect: Connect) -> str:
 
 @pytest.fixture
 def write(db_with_ledger: str, connect: Connect) -> Callable[[int], None]:
-    """Insert so many rows in one transaction."""
+    """Insert this number of rows in one transaction."""
     return writer(connect())
 
 

@@ -70,7 +70,7 @@ def collect(conn_id: str, **arguments: Any) -> TubeGarbageCollectOperator:
 
 
 def replay(db: str) -> list[int]:
-    """Bring the mirror up to date by hand; the ids of the batch."""
+    """Process a batch into the mirror, and return its ids."""
     with ConsumerTransaction(FEED, db) as consumer:
         if consumer.claim(10_000) is None:
             return []
@@ -172,7 +172,7 @@ def test_each_of_several_tables_is_told_of_from_its_first_chunk_on(
 def test_two_backfills_of_a_table_at_once_are_one(
     tube: psycopg.Connection[Any], conn_id: str, db: str
 ) -> None:
-    """The second joins the first, or is told that it has just ended."""
+    """The second backfill joins the first, or fails because the first has just ended."""
     told: list[str] = []
 
     def work() -> None:

@@ -49,7 +49,7 @@ def planes(shared: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
 
 
 def everything(connection: psycopg.Connection[Any]) -> list[Any]:
-    """The pods of tube q, the tubes, what is attached to them, and the backfills."""
+    """Return the pods of tube q, the tubes, their attachments and the backfills."""
     query = "select (select json_agg(t) from q as t), (select json_agg(t) from tube.tube as t), "
     query += "(select json_agg(t) from tube.attachment as t), (select json_agg(t) from tube.backfill as t)"
     return connection.execute(query).fetchall()
@@ -59,7 +59,7 @@ def everything(connection: psycopg.Connection[Any]) -> list[Any]:
 def unchanged(
     planes: psycopg.Connection[Any], shared_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """The same for operators that are refused, on the database of the module; in the end it is as before."""
+    """The same, in the database of the module, for operators that are refused. At the end it must be unchanged."""
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(shared_db))
     before = everything(planes)
     yield
@@ -217,7 +217,7 @@ def test_as_many_workers_share_a_tube_as_a_template_says(tube: psycopg.Connectio
 def test_tables_are_attached_in_one_order_however_they_are_written(
     tube: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table that is attached to the tube comes before those that are not, so each spelling has tubes of its own."""
+    """Attached tables come before others in the order of the locks, so each spelling gets its own tubes."""
     tube.execute("create table airport (id bigint primary key); create table wing (id bigint primary key)")
     attach_one, order = tubes.attach, list[str]()
 

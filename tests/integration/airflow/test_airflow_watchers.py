@@ -1,4 +1,5 @@
-"""Watchers on a real server: what subscribers of one process share, and how often they are woken."""
+"""Watchers on a real server: the queries that subscribers of one process share, and how often the subscribers are
+woken."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from tests.watching import FEED, NAME, first, process, uri_by_name
 
 @pytest.fixture
 def conn_id(db: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An Airflow connection to ``db`` that its server can tell from all others."""
+    """An Airflow connection to ``db`` with an application name, by which the test finds its sessions on the server."""
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri_by_name(db))
     return "airline"
 
@@ -47,7 +48,7 @@ def db_with_ledger(db: str, connect: Connect) -> str:
 
 @pytest.fixture
 def write(db_with_ledger: str, connect: Connect) -> Callable[[int], None]:
-    """Insert so many rows in one transaction."""
+    """Insert this number of rows in one transaction."""
     return writer(connect())
 
 
@@ -179,7 +180,7 @@ async def test_a_branch_that_comes_later_is_found(
 
 
 class FakeClock:
-    """Time that passes only while somebody sleeps; ``at`` runs things when their time has come."""
+    """A clock that advances only while somebody sleeps. ``at`` are calls to make when their time has come."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -196,7 +197,7 @@ class FakeClock:
 
 
 async def heard(db: str, clock: FakeClock, until: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When wake-ups came, in ``until`` seconds of the clock."""
+    """Return the times of the wake-ups in the first ``until`` seconds of the clock."""
     times: list[float] = []
     errors: list[BaseException] = []
 
@@ -217,7 +218,7 @@ async def heard(db: str, clock: FakeClock, until: float, monkeypatch: pytest.Mon
 async def test_a_batch_of_minutes_gives_at_most_two_wake_ups(
     db: str, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the same time a consumer that nobody works for is woken up to four times."""
+    """In the same time a consumer without a worker is woken up to four times."""
     write(10)
     clock = FakeClock()
     transaction = ConsumerTransaction(FEED, db)
@@ -274,7 +275,7 @@ async def test_a_slow_subscriber_delays_no_fast_one(db: str, write: Callable[[in
 
 
 class Sleeping(BacklogWatch):
-    """Asks what takes a minute."""
+    """A watch whose query takes a minute."""
 
     def question(self, position: Position | None) -> sql.Composed:
         return select("pg_catalog.pg_sleep", 60)
@@ -344,7 +345,7 @@ async def test_what_ends_by_waking_has_noted_when(
 
 @pytest.fixture
 def locked_tube(db: str, connect: Connect) -> tuple[TubeFeed, psycopg.Connection[Any]]:
-    """A tube, and a transaction that keeps everybody else from its pods."""
+    """A tube, and a transaction that locks its pods."""
     tubes.make(connect(), "q")
     lock = connect()
     lock.execute("begin; lock table q in access exclusive mode")

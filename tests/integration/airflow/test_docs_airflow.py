@@ -1,4 +1,4 @@
-"""The examples of the guide to Airflow, as they stand."""
+"""The examples of the guide to Airflow, run unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PAGE = "docs/how-to/airflow.md"
 
 @pytest.fixture
 def guide(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Guide:
-    """The guide beside the tables of the tutorial."""
+    """The guide, in a database with the tables of the tutorial."""
     connection: psycopg.Connection[Any] = connect()
     track_payments(connection)
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(db))

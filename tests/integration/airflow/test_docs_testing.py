@@ -1,4 +1,4 @@
-"""The examples of the guide to testing, as they stand."""
+"""The examples of the guide to testing, run unchanged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.readme import ROOT, Guide, track_payments
 
 PAGE = "docs/how-to/testing.md"
 WITHOUT_PYTEST = [("@pytest.fixture\n", "@fixture\n")]
-"""A fixture of the guide is called here, which pytest would refuse."""
+"""A fixture of the guide is called here directly, which pytest would refuse."""
 
 
 @pytest.fixture
 def guide(connect: Connect) -> Guide:
-    """The guide beside the tables of the tutorial."""
+    """The guide, in a database with the tables of the tutorial."""
     connection: psycopg.Connection[Any] = connect()
     track_payments(connection)
     made = Guide(PAGE, "unused", connection)
@@ -30,7 +30,7 @@ def guide(connect: Connect) -> Guide:
 
 
 def examples(guide: Guide, section: str) -> list[str]:
-    """Run a section; the names of the tests that it defines."""
+    """Run a section, and return the names of the tests that it defines."""
     before = set(guide.names)
     guide.run(section, WITHOUT_PYTEST)
     found = [name for name in guide.names if name not in before and name.startswith("test_")]

@@ -29,12 +29,12 @@ TEXT = (ROOT / TUTORIAL).read_text()
 ELSEWHERE = {".", "export", "pip", "psql", "python3", "rm"}
 """Programs of others, and commands of the shell, that this test leaves out."""
 CHANGING = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+ s\b|\b\d+\.\d+\b")
-"""Ids, times, ages and durations are others in each run."""
+"""Ids, times, ages and durations differ from run to run."""
 RULE = re.compile(r"[-+= ]*|\(\d+ rows?\)")
 
 
 def cells(shown: str) -> list[list[str]]:
-    """The cells of a table as ``psql`` and ``airflow`` print it, or the lines of another text."""
+    """Return the cells of a table in the output of ``psql`` or ``airflow``, or the lines of another text."""
     lines = [line for line in shown.splitlines() if not RULE.fullmatch(line)]
     return [[CHANGING.sub("...", cell.strip()) for cell in line.split("|")] for line in lines]
 

@@ -1,4 +1,4 @@
-"""The API of the page within Airflow's: the rights, the answers and the actions."""
+"""The API of the page in Airflow's API: its rights, answers and actions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ People = Callable[[str | None], page.Person]
 
 @pytest.fixture
 def people(airflow: FastAPI, db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> People:
-    """A database with three commits, one of which a consumer claimed and could not finish, and another that is down."""
+    """A database with three commits, of which a consumer claimed one and could not finish it; and a database that is
+    down."""
     connect().execute(
         "create table ledger (id bigint generated always as identity primary key);"
         "select revision.track('ledger', branch_id => '0');"
@@ -86,7 +87,7 @@ def people(airflow: FastAPI, db: str, connect: Connect, monkeypatch: pytest.Monk
 
 
 def consumer(person: page.Person) -> dict[str, Any]:
-    """The consumer of the ledger as a person sees it."""
+    """Return the consumer of the ledger as a user sees it."""
     (found,) = [one for one in page.overview(person)["consumers"] if one["consumer"] == "commits:delays/0"]
     return dict(found)
 
@@ -259,7 +260,8 @@ RUNS: dict[str | None, dict[str, Any] | None] = {
 
 
 def attempts(connection: psycopg.Connection[Any], column: str, values: Iterable[str | None]) -> None:
-    """Write an attempt with each value in a column, the first value last, in place of the attempt that was made."""
+    """Replace the recorded attempt by an attempt for each of these values in a column. The first value is in the
+    latest."""
     query = sql.SQL(
         "insert into pgchange.batch (kind, consumer, batch_id, attempt, count, number, noted_at, {}) "
         "select kind, consumer, batch_id, attempt + n, count, number, noted_at - n * interval '1 second', v::{} "
@@ -544,7 +546,7 @@ def test_a_consumer_that_dags_name_and_that_has_not_claimed_is_shown_with_where_
 
 
 def last_run(dag_id: str, state: str) -> str:
-    """Make a run of a DAG whose tasks came to a state; its id."""
+    """Create a run of a DAG whose tasks have these states, and return its id."""
     from airflow.models.serialized_dag import SerializedDagModel
     from airflow.utils.session import create_session
     from airflow.utils.state import DagRunState, TaskInstanceState
@@ -586,7 +588,7 @@ def test_why_dags_do_not_process_changes_is_told_to_who_may_read_them(
 
 
 def copies(person: page.Person) -> dict[str, Any]:
-    """The consumer whose results are in the warehouse and whose changes are elsewhere, as a person sees it."""
+    """Return the consumer with its results in the warehouse and its changes elsewhere, as a user sees it."""
     (found,) = [one for one in page.overview(person)["consumers"] if one["connection"] == "warehouse"]
     return dict(found)
 

@@ -25,7 +25,7 @@ People = Callable[[str | None], page.Person]
 
 @pytest.fixture
 def people(airflow: FastAPI, db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> People:
-    """A database with a queue of two consumers, and a saga one of whose steps was refused."""
+    """A database with a queue of two consumers, and a saga with a refused step."""
     connection = connect()
     queues.make(connection, "orders")
     queues.consumer(connection, "few", "(t.properties->'kind') = 'name of a passenger'", queue="orders")

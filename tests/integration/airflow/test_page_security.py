@@ -29,7 +29,7 @@ def people(airflow: FastAPI, db: str, monkeypatch: pytest.MonkeyPatch) -> People
 
 
 def noted_since(before: int) -> list[dict[str, Any]]:
-    """Return the entries of the audit log about actions after this number of entries."""
+    """Return the entries of the audit log about actions, from this entry on."""
     return [extra for _, _, extra in page.audit_log()[before:]]
 
 
@@ -124,7 +124,7 @@ def test_what_no_database_can_take_or_should_keep_is_refused_and_not_repeated(pe
 
 def test_a_number_or_name_that_no_database_can_take_is_not_there(people: People) -> None:
     op = people("op")
-    # Until the database has answered, the page does not know which consumers are there.
+    # Until the database has answered, the page does not know the consumers.
     page.overview(op)
     for path in (
         f"{AIRLINE}/letters/{HUGE}",
@@ -150,7 +150,7 @@ SLOW = {
 def test_airflow_answers_while_a_hundred_requests_of_the_page_wait_for_a_lock(
     people: People, airflow: FastAPI, connect: Connect, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Airflow has 40 threads for all that its API does, its own health too."""
+    """Airflow has 40 threads for all requests to its API, also for its own health."""
     monkeypatch.setattr(query_threads, "PATIENCE", 30.0)
     monkeypatch.setattr(room, "PATIENCE", 30.0)
     for limits in (query_threads.LIMITS, actions.LIMITS):
@@ -164,7 +164,7 @@ def test_airflow_answers_while_a_hundred_requests_of_the_page_wait_for_a_lock(
 
 
 async def answers(airflow: FastAPI, method: str, path: str, holder: Any) -> bool:
-    """Whether Airflow says that it is healthy before any of a hundred requests is answered, which a lock holds up."""
+    """Whether Airflow reports its health while a lock holds up a hundred requests."""
     headers = {"Cookie": f"_token={page.token('op')}", "Sec-Fetch-Site": "same-origin"}
     transport = httpx.ASGITransport(airflow)
     async with httpx.AsyncClient(

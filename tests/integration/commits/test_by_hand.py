@@ -1,4 +1,4 @@
-"""The watermark as those see it who write SQL by hand."""
+"""The watermark, for people who write SQL themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claim, ack and retry over the commit queue."""
+"""Claim, ack and retry of batches of the commit queue."""
 
 from __future__ import annotations
 

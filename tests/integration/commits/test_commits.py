@@ -1,4 +1,4 @@
-"""Which events the commits of branches give."""
+"""The events that the commits of each kind of branch create."""
 
 from __future__ import annotations
 

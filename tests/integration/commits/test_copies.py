@@ -1,5 +1,4 @@
-"""A database that is a copy of another, or the same under another name: whose consumers go on there, and whose are
-told."""
+"""A database that is a copy of another, or was renamed: which consumers continue there, and which get an error."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def told(server, statement, **databases):
 
 @pytest.fixture
 def copy(source, bare_db):
-    """A copy of ``source`` from a template."""
+    """Copy ``source``, as a template, into a new database."""
     told(source, "drop database {copy}", copy=bare_db)
     told(source, "create database {copy} template {source}", copy=bare_db, source=source)
     return bare_db
@@ -129,7 +128,7 @@ def test_what_a_consumer_elsewhere_is_moved_back_to_is_kept(source, other_db, co
     by_hand.move_consumer(results, connection, ELSEWHERE, "beginning" if to == "beginning" else before)
     connection.execute("select pubsub.trim_commit_queue('0 s')")
     assert len(drained(ELSEWHERE, other_db, source)) == 2
-    # Its source hears of the last ack by the claim behind it.
+    # The source learns of the last ack from the next claim.
     commits(connection, 1)
     drained(ELSEWHERE, other_db, source)
     assert "trimmed" in str(connection.execute("select pubsub.trim_commit_queue('0 s')").fetchall())
@@ -173,7 +172,7 @@ def test_no_repair_puts_a_consumer_ahead_of_where_it_was(db, other_db, connect_t
         by_hand.drop_consumer(results, source, feed)
     for _ in range(3):
         assert len(taken(feed, other_db, db, 1)) == 1
-    # As a promotion does it that lost what came since.
+    # As after a promotion of a standby that had not received the latest commits.
     for table, rows in kept.items():
         source.execute(f"delete from {table}")
         for (row,) in rows:
@@ -246,7 +245,7 @@ def test_a_catalogue_that_was_restored_in_the_cluster_of_its_origin_is_told_from
 
 def test_a_log_that_was_restored_in_the_cluster_of_its_origin_is_told_from_it(restored, connect_to):
     there, other_db, later = restored
-    # The first look gives what waits there ids of this log, and the next one dispatches it.
+    # The first query gives waiting events ids of this log, and the next query dispatches them.
     assert drained(EventFeed("here"), there) == []
     assert [change.id for change in drained(EventFeed("here"), there)] == later
     refused(EventFeed("elsewhere"), other_db, there)

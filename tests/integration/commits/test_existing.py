@@ -1,4 +1,4 @@
-"""Rows that were there before the tracking began: each comes once, whichever transactions were open before, during and
+"""Rows that existed before the tracking began: each comes once, no matter which transactions were open before, during and
 after."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPEN = {
     ],
     "one that has only looked": ["select 1"],
 }
-"""Actions of a transaction before the tracking begins."""
+"""The statements of a transaction that begins before the tracking."""
 ENDS = {
     "committed": ["commit"],
     "prepared": ["prepare transaction 'late'", "commit prepared 'late'"],
@@ -38,7 +38,7 @@ def ledger(connect):
 
 
 def enqueued(connection, table="ledger"):
-    """All of a table's commits, once the rows from before are in the queue."""
+    """Enqueue the existing rows, and return all commits of the table."""
     connection.execute(f"call revision.enqueue_existing('{table}', 2)")
     branch = one(connection, "select branch_id from revision.tracked where tbl = %s::regclass", table)
     query = "select commit_id from revision.commit_queue where branch_id = %s order by commit_id"

@@ -1,4 +1,4 @@
-"""The key of a tracked table, by which its rows become commits: what becomes of them when its column changes."""
+"""The key of a tracked table, from which its commits get their ids, and changes of its column."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_rows_without_a_key_are_told_until_the_owner_has_dealt_with_them(ledger)
 @EXPRESSIONS
 def test_a_key_that_was_renamed_is_captured_though_another_column_got_its_name(ledger, expression):
     track(ledger, expression)
-    often = range(10, 20)  # PostgreSQL keeps a plan after some.
+    often = range(10, 20)  # After some executions PostgreSQL keeps a plan.
     for key in often:
         ledger.execute("insert into ledger values (%s)", [key])
     ledger.execute(REPLACED)
@@ -154,7 +154,7 @@ def test_a_key_that_a_repeatable_read_transaction_cannot_tell_is_a_fault(ledger,
 
 @EXPRESSIONS
 def test_a_column_that_took_the_place_of_the_key_is_the_key(ledger, expression):
-    """Keys become bigint in this way without a rewrite."""
+    """This is how a key becomes bigint without a rewrite of the table."""
     track(ledger, expression)
     ledger.execute(
         "alter table ledger add new_id bigint not null default 0; alter table ledger drop constraint ledger_pkey; "
@@ -212,7 +212,7 @@ def test_a_key_that_was_renamed_is_told_and_followed(ledger):
 
 @pytest.fixture
 def parted(connect):
-    """A tracked table with the partition low, and low after it has left."""
+    """A tracked table with the partition low, which was then detached."""
     connection = connect()
     connection.execute("create table item (id int primary key) partition by range (id)")
     connection.execute("create table low partition of item for values from (0) to (10)")

@@ -1,4 +1,4 @@
-"""Tables whose key is no number but a uuid, a text or several columns: capture, consumers, backfill and restore."""
+"""Tables whose key is a uuid, a text or several columns: capture, consumers, backfill and restore."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ create table later partition of item default;
 
 
 class Table:
-    """A table of one of the shapes; each row has a key that no other has."""
+    """A table with a key of one of the shapes. Each row gets a unique key."""
 
     def __init__(self, connection, shape):
         self.connection = connection
@@ -42,7 +42,7 @@ class Table:
         self.written = 0
 
     def insert(self, rows, connection=None):
-        """Insert rows; their keys."""
+        """Insert rows, and return their keys."""
         first, self.written = self.written + 1, self.written + rows
         query = f"insert into item select {self.new} from generate_series({first}, {self.written}) as n returning *"
         return [self.key(row) for row in (connection or self.connection).execute(query).fetchall()]
@@ -70,7 +70,7 @@ def track(table):
 
 
 def enqueued(table):
-    """The texts of all commits, once the rows from before are in the queue."""
+    """Enqueue the existing rows, and return the texts of all commits."""
     table.connection.execute("call revision.enqueue_existing('item', 7)")
     return sorted(
         row[0] for row in table.connection.execute("select key from revision.commit_queue").fetchall()
@@ -110,7 +110,7 @@ def test_rows_from_before_come_once_beside_those_that_were_captured(table):
 
 
 def test_chunks_and_captured_rows_of_one_transaction_come_once(table):
-    """A chunk passes over what earlier chunks put in the queue, and over nothing else of their transaction."""
+    """A chunk leaves out the rows that earlier chunks enqueued, and no other rows of their transactions."""
     table.insert(25)
     track(table)
     with table.connection.transaction():
@@ -132,7 +132,7 @@ FORGETFUL = """
 create or replace function revision.is_young(since pg_snapshot) returns text language sql immutable as
 $$ select 'false' $$
 """
-"""A fault: no row counts as young, so the queue is not asked whether it was captured."""
+"""A planted fault: no row counts as young, so the backfill does not look in the queue whether it was captured."""
 
 
 @pytest.mark.parametrize(("shape", "fault"), [("uuid", None), ("day", None), ("uuid", FORGETFUL)])

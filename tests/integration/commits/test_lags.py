@@ -1,4 +1,4 @@
-"""The lag of many consumers of the commit queue, asked in one query."""
+"""The lag of many consumers of the commit queue, in one query."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EARLY, IN_ORDER = CommitFeed("early", 0), CommitFeed("in order", 0, in_order=Tru
 
 
 def told(connection: psycopg.Connection[Any], *feeds: CommitFeed) -> list[dict[str, Any]]:
-    """The lag of each from where it is, by one query."""
+    """Return the lag of each consumer at its position, by one query."""
     found: list[dict[str, Any]] = ask(
         connection, lags([(feed, ask(connection, feed.position()) or NOWHERE, 10) for feed in feeds])
     )
@@ -33,7 +33,7 @@ def told(connection: psycopg.Connection[Any], *feeds: CommitFeed) -> list[dict[s
 
 
 def cost(connection: psycopg.Connection[Any], queries: Sequence[sql.Composed]) -> float:
-    """CPU of the server's process for the queries in one round trip, in seconds."""
+    """Return the CPU seconds of the server's process for the queries, in one round trip."""
     asked, costs = sql.SQL("; ").join(queries), []
     for _ in range(7):
         before = backend_cpu(connection)
@@ -97,14 +97,14 @@ def test_a_look_at_many_costs_a_third_of_looks_at_each(connect: Connect) -> None
 
 
 def maintained(connection: psycopg.Connection[Any]) -> int:
-    """Begin the next partition, and maintain; how many gaps are noted for trunk."""
+    """Begin the next partition, run maintenance, and return the number of gaps that are recorded for trunk."""
     use_up_transactions(connection)
     connection.execute("select revision.maintain_partitions(50)")
     return int(ask(connection, "select count(*) from revision.gap where branch_id = 0"))
 
 
 def test_no_commit_of_a_late_transaction_is_stepped_over(db: str, connect: Connect) -> None:
-    """Transactions that a position found open are read although gaps were noted behind it and before it."""
+    """Transactions that were open at a position are read, although gaps were recorded before and after the position."""
     connection, late, later = connect(), connect(autocommit=False), connect(autocommit=False)
     narrow_partitions(connection)
     for writer in (late, later):
@@ -142,7 +142,7 @@ def test_the_partitions_that_an_idle_consumer_has_behind_it_are_not_planned(
     """
     with other.transaction():
         assert [lag["ready"] for lag in told(other, EARLY)] == [0]
-        # The current partition and those that were made ahead.
+        # The current partition, and those that were created ahead.
         assert ask(other, locked) <= 4
     commits(connection, 1)
     assert [lag["ready"] for lag in told(connection, EARLY)] == [1]

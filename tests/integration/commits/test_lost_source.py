@@ -1,4 +1,4 @@
-"""A source that is no longer what the watermark was taken from: told by everything that would go on in silence."""
+"""A source that is no longer the source of the watermark: every function that would continue reports it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESTORED = "update revision.origin set written_in = '3'"
 
 @pytest.fixture
 def apart(db, other_db, connect_to):
-    """Results, source, and a point of the source that the consumer has passed."""
+    """Yield results, source, and a position in the source that the consumer has processed."""
     results, source = connect_to(db), connect_to(other_db)
     commits(source, 3)
     drain(db, other_db)

@@ -1,4 +1,4 @@
-"""Moves by hand: to a point that is there, of the database that the consumer reads from then on."""
+"""Moves by a person: to an existing point in the database that the consumer reads from then on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write(connection):
 
 @pytest.fixture
 def copy(db, bare_db, source):
-    """Make a copy of ``source`` as it is then; its connection string."""
+    """Copy ``source`` in its present state, and return the connection string of the copy."""
     names = {"source": db, "copy": bare_db}
     names = {key: sql.Identifier(conninfo_to_dict(name)["dbname"]) for key, name in names.items()}
 
@@ -105,7 +105,7 @@ OF = {"commits": (COMMITS, "revision"), "topology": (TOPOLOGY, "topology"), "eve
 
 @pytest.mark.parametrize("kind", BEYOND)
 def test_no_point_in_the_future_is_accepted(db, source, kind):
-    """Neither by the function for people nor by that for a move whose source is elsewhere."""
+    """Neither by the function for people, nor by the function for a source in another database."""
     feed, origin = OF[kind]
     drained(feed, db)
     note, point = BEYOND[kind]

@@ -1,4 +1,4 @@
-"""Which commits a batch has, and in which order."""
+"""The commits of a batch, and their order."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_transaction_read_in_part_is_not_left_where_its_rest_cannot_be_seen(db
     slow, connection = connect(autocommit=False), connect()
     txid = slow.execute("select pg_current_xact_id()::text::bigint").fetchone()[0]
     commits(connection, 3)
-    # As on a server that lags: here the transaction is open of which another server has shown a part.
+    # As on a lagging server: a transaction is open here although another server has shown a part of it.
     at = f'{{"snapshot": "{txid}:{txid}:", "partial": [{txid}, 1]}}'
     assert connection.execute("select pubsub.choose(0, %s, 10, false)", [at]).fetchone() == (None,)
     slow.commit()
@@ -109,7 +109,7 @@ def test_progress_never_goes_back_where_a_server_lags_behind_another(db, connect
     txid = connection.execute("select pg_current_xact_id()::text::bigint").fetchone()[0]
     commits(connection, 3)
     connection.commit()
-    # Another server has shown this consumer everything up to a thousand transactions on, this one transaction excepted.
+    # Another server has shown this consumer everything of the next thousand transactions, except this transaction.
     at = f'{{"snapshot": "{txid}:{txid + 1000}:{txid}"}}'
     choice = connection.execute("select pubsub.choose(0, %s, 10, false)", [at]).fetchone()[0]
     assert choice["count"] == 3

@@ -1,4 +1,4 @@
-"""Partitions of the queue: made ahead, trimmed, dropped, and in nobody's way."""
+"""Partitions of the queue: created ahead, trimmed and dropped, without delays for others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import until, waits
 
 @pytest.fixture
 def queue(db, connect_to):
-    """A queue of narrow partitions; in its cluster nobody else holds xmin back."""
+    """A queue of narrow partitions, in a cluster in which no other session holds back xmin."""
     connection = connect_to(db)
     narrow_partitions(connection)
     return connection
@@ -238,11 +238,11 @@ def test_the_default_partition_is_read_once_for_all_partitions_that_are_made(que
 
 
 MANY = 45_000
-"""More rows than are read while writers wait. Each page is filled to a tenth."""
+"""More rows than are read while writers wait. The fill factor of the pages is 10 %."""
 
 
 def without_partitions(queue, rows):
-    """A queue that nobody maintained for long, with so much written since."""
+    """A queue without maintenance for a long time, with this number of rows written since."""
     queue.execute("alter table revision.commit_queue_default set (fillfactor = 10)")
     for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
         queue.execute(f"drop table {partition}")
@@ -284,7 +284,8 @@ def test_rows_of_a_default_partition_that_may_still_be_written_do_not_move(queue
 
 
 def paced(queue, seconds, per_second):
-    """A queue whose maintenance ran so long ago, when the cluster drew so many ids fewer."""
+    """Pretend that the last maintenance ran this number of seconds ago, and that the cluster used this number of ids a
+    second since."""
     queue.execute(
         "update revision.pace set at = clock_timestamp() - %s * interval '1 second', "
         "txid = pg_snapshot_xmax(pg_current_snapshot())::text::bigint - %s",
@@ -336,7 +337,7 @@ def test_the_default_partition_ends_behind_a_transaction_that_wrote_while_it_was
     without_partitions(queue, 10)
     asking, end = connect_to(db), None
     deadline = time.monotonic() + 60
-    # A lock waits for writers only until the next try.
+    # A lock waits for writers only until the next attempt.
     while end is None:
         assert time.monotonic() < deadline
         writer = connect_to(db, autocommit=False)

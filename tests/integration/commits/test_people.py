@@ -1,4 +1,4 @@
-"""A person's tools: status, skip, move, drop, trim."""
+"""The tools of a person: status, skip, move, drop, trim."""
 
 from __future__ import annotations
 

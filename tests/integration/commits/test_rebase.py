@@ -1,4 +1,4 @@
-"""A rebase after a restore, of a queue whose transaction ids are another cluster's."""
+"""A rebase after a restore, of a queue with the transaction ids of another cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.commits import commits, drain
 from tests.waiting import until, waits
 
 ELSEWHERE = 1_000_000
-"""A transaction id that this cluster has not reached: the cluster that wrote the queue was older."""
+"""A transaction id that this cluster has not reached: the cluster that wrote the queue had used more."""
 
 
 def test_commits_after_a_rebase_come_last_though_the_queue_needs_more_transaction_ids_than_the_cluster_had(

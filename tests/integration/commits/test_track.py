@@ -1,4 +1,4 @@
-"""Tables of users, whose rows are commits; and that nothing of ours fails a user's write."""
+"""Tables of users whose rows are commits. Our triggers fail no write of a user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rows that came with a partition are no commits: that is told until they are put in the queue, once each."""
+"""Rows that were in a table when it became a partition have no commits. Health reports them until they are enqueued, each
+once."""
 
 from __future__ import annotations
 
@@ -146,7 +147,7 @@ def test_what_may_be_anothers_commit_is_not_taken_for_captured(connect):
 
 
 def trim(db, item):
-    """Take all that is in the queue and trim it."""
+    """Process everything in the queue, and trim it."""
     own = one(item, "select branch_id from revision.tracked")
     use_up_transactions(item, 120)
     drain(db, feed=CommitFeed("c", own))

@@ -69,7 +69,7 @@ def test_a_view_in_the_place_of_a_table_is_read_by_nobody_else(admin, owner, cal
         "drop trigger pgchange_capture on own.mine; truncate own.mine; alter table own.mine drop constraint mine_pkey"
     )
     owner.execute("vacuum own.mine")
-    # From version 16 on PostgreSQL itself refuses this.
+    # Since version 16 PostgreSQL itself refuses this.
     with suppress(psycopg.errors.WrongObjectType):
         owner.execute(
             'create rule "_RETURN" as on select to own.mine do instead select 1::bigint as id from own.note()'
@@ -167,7 +167,7 @@ def test_who_may_track_can_have_nothing_done_by_who_looks_after_all_tables(admin
 
 
 def test_a_table_that_is_captured_by_a_function_of_another_role_is_not_registered(admin, owner):
-    """Otherwise those who look after all tables would call that function by the owner's word."""
+    """Otherwise a role that maintains all tables would call that function because the owner says so."""
     admin.execute(
         "create function public.theirs() returns trigger language plpgsql as 'begin return null; end'"
     )

@@ -66,7 +66,7 @@ def test_ids_that_were_renamed_are_touched_though_another_column_got_their_name(
     connection.execute(f"create table item (id bigint {key}, kind text not null default 'a')")
     make(connection, predicate=predicate)
     attach(connection, group_by=["id"])
-    for _ in range(10):  # PostgreSQL keeps a plan after some.
+    for _ in range(10):  # After some executions PostgreSQL keeps a plan.
         connection.execute("insert into item values (1); delete from item")
     connection.execute("truncate q; truncate item")
     connection.execute("alter table item rename id to old_id; alter table item add id bigint default 7")
