@@ -43,7 +43,8 @@ begin
     if coalesce(given <= at, true) then
         given := (select c.version from pgchange.consumer as c where c.kind = next_version.kind and c.name = next_version.name);
         raise invalid_parameter_value using
-            message = format('consumer %s cannot be at batch %s: this source has given numbers up to %s', name, at, given),
+            message = format(
+                'consumer %s cannot be at batch %s: the highest number that this source has given is %s', name, at, given),
             hint = 'pass the position of the consumer as it is recorded; if it was recorded for another source, drop the consumer '
                    'and let it begin anew';
     end if;

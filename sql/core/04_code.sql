@@ -170,5 +170,5 @@ begin
 end
 $$;
 
--- A session without EXECUTE on this function can still read its settings in pg_proc.
+-- Pinned as well, so that a session without EXECUTE on this function can read the settings from its row in pg_proc.
 select pgchange.pin_settings('pgchange.pinned_settings()');

@@ -192,7 +192,7 @@ begin
         raise duplicate_object using
             message = format('role %s already exists and belongs to another system', role),
             detail = coalesce('It is: ' || shobj_description(known, 'pg_authid'), 'It has no comment that names its system.'),
-            hint = format('%s; if it is the role of %s after all: comment on role %I is %L',
+            hint = format('%s; if the role was made for %s and only its comment is missing: comment on role %I is %L',
                           case when qname is null then 'drop it if another system left it'
                                else 'give the queue or the consumer another name' end,
                           coalesce('queue ' || qname, 'this database'), role, mark);

@@ -121,7 +121,8 @@ $$;
 create function mbus.tell_index(qname text, selector text) returns void
 language plpgsql as $$
 begin
-    -- An index knows no alias. The planner uses it only for the operators of the selector.
+    -- The condition of an index cannot have the alias t, so remove it. The planner uses the index only if its operators are those
+    -- of the selector, so use the same search_path.
     raise notice E'set search_path to %;\ncreate index concurrently on mbus.% (id)%;\nreset search_path;', current_setting('search_path'), quote_ident('log$' || qname),
         case when selector is null then '' else format(E' where (%s\n)', regexp_replace(selector, '[[:<:]]t[.]', '', 'g')) end;
 end

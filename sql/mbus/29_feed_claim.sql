@@ -75,7 +75,8 @@ begin
         perform set_config('synchronous_commit', 'on', true);
     end if;
     loop
-        -- A batch that another worker adopts meanwhile is locked, or at work when this reaches it.
+        -- If another worker adopts a batch meanwhile, this query skips the locked row, or finds its slot among those that are
+        -- held.
         select b.* into mark from mbus.batch as b
         where b.consumer = c.id
           and (b.slot = my_slot or b.slot not in (select h.slot from mbus.held_slots(claimed.qname, claimed.cname) as h))

@@ -80,7 +80,7 @@ begin
     for each_function in
         select p.oid::regprocedure from pg_proc as p
         where p.pronamespace in ('mbus'::regnamespace, 'mbus_sealed'::regnamespace) and p.proname = any (mbus.queue_functions(known))
-        -- A public face before the sealed function that it calls.
+        -- Drop a public function before the sealed function of the same name, which it calls.
         order by p.pronamespace = 'mbus_sealed'::regnamespace
     loop
         execute format('drop function %s', each_function);

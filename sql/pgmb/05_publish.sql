@@ -96,7 +96,7 @@ begin
     with moved as (
         delete from pgmb.events_default as e where e.ctid = any (places) returning e.*
     )
-    -- As in a single table, an id that is published twice is stored once.
+    -- If an id was published twice, store it once, as the primary key of a single table would.
     insert into pgmb.later select m.* from moved as m on conflict do nothing;
     update pgmb.later_from as m set id = lower_id where m.id > lower_id;
     return cardinality(places);
@@ -172,7 +172,7 @@ declare
     n bigint := 0;
     busy integer := 0;
 begin
-    -- A poll that finds nothing here must write nothing.
+    -- Return early, so that a poll writes nothing if no events were set aside.
     if not pgmb.aside(before) then
         return 0;
     end if;

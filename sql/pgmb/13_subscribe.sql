@@ -21,7 +21,7 @@ language plpgsql security definer as $$
 declare
     condition text;
     reason text;
-    -- As in a poll, where e is not the row of a table and has no system columns.
+    -- Check conditions against a subquery e, as a poll does. So a condition that uses a system column, such as e.ctid, is refused.
     tables constant text := '(select x.* from pgmb.events as x offset 0) as e, pgmb.subscriptions as s';
 begin
     if sql_statements is null then

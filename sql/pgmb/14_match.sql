@@ -154,7 +154,8 @@ declare
 begin
     select array_agg(row(s.group_id, s.id, ids)::pgmb.match) into matches
     from (
-        -- At most one subscription more than fits, because the array would have the ids once for each.
+        -- Read at most one subscription more than fits into most_pairs. The array has all ids once for each subscription, so it
+        -- could be very large.
         select x.group_id, x.id from pgmb.subscriptions as x where x.condition_id = condition.id limit most_pairs / cardinality(ids) + 1
     ) as s;
     if cardinality(matches)::bigint * cardinality(ids) > most_pairs then

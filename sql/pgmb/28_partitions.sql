@@ -66,8 +66,8 @@ begin
 end
 $$;
 
--- Whether the default partition has rows with ids from lower_id to below upper_id. A query may be reading the rows before
--- pgmb.present().
+-- Whether the default partition has rows with ids from lower_id to below upper_id. Rows with ids before pgmb.present() cannot be
+-- moved, because a query may be reading them.
 create function pgmb.default_holds(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id) returns boolean
 language plpgsql
 -- By the index, even if old statistics make the planner expect a row at once.

@@ -42,7 +42,7 @@ begin
     then
         raise exception using errcode = 'PC004',
             message = format(
-                'the record of %s in this database was restored from another database, without its place', mark.consumer),
+                'the record of %s came from another database, whose transaction ids mean nothing here', mark.consumer),
             hint = pubsub.restored_in_part(mark.consumer);
     end if;
     return mark.version;

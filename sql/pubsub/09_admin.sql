@@ -20,8 +20,8 @@ begin
 end
 $$;
 
--- Why a person must decide before a position can be used in the place here, or null. A null here means that this database has no
--- valid place.
+-- Why a person must decide before a consumer can go on from a position in this database; null if none need decide. here: what
+-- revision.here() returned, or null if the transaction ids of this database are not valid.
 create function pubsub.undecided("position" jsonb, consumer text, here text, mark pgchange.claim) returns text
 language plpgsql stable as $$
 declare

@@ -108,7 +108,7 @@ language sql stable as $$
     limit 1
 $$;
 
--- Drop the bar of a table that is not tracked any more.
+-- Drop the trigger that revision.bar() finds, from a table that is not tracked any more.
 create function revision.drop_bar(tbl regclass) returns void
 language plpgsql as $$
 begin

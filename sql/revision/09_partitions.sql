@@ -145,7 +145,7 @@ begin
         raise object_in_use using
             message = format(
                 'partitions cannot be added: the default partition has commits of transactions %s to %s', bounds[1], bounds[n] - 1),
-            hint = 'they stay there, where readers find them: select revision.maintain_partitions() begins behind them';
+            hint = 'leave them there, where readers find them: select revision.maintain_partitions() adds partitions behind them';
     end;
     for i in 2..n loop
         execute format(

@@ -44,7 +44,8 @@ begin
     select t.* into latest from topology.term as t order by t.term desc limit 1;
     here.term := latest.term;
     here.system_identifier := pgchange.cluster();
-    -- From the WAL file name: the control file has the new timeline only after the first checkpoint after a promotion.
+    -- Take the timeline from the name of the WAL file. After a promotion the control file has the old timeline until the first
+    -- checkpoint.
     here.timeline := ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint;
     here.started_at := pg_postmaster_start_time();
     here.database := (select d.oid from pg_database as d where d.datname = current_database());

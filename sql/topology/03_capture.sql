@@ -181,7 +181,8 @@ $$;
 create function topology.keep_keys() returns trigger
 language plpgsql as $$
 begin
-    raise exception using errcode = 'PC008', message = format('name, uuid and raft id of %L are for ever: it is known by them', old.name),
+    raise exception using errcode = 'PC008',
+        message = format('the name, uuid and raft id of %L cannot be changed, because past events refer to them', old.name),
         hint = 'delete the row, and insert another';
 end
 $$;

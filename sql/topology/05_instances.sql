@@ -174,7 +174,7 @@ begin
         update topology._pico_replicaset as r set target_master_name = r.current_master_name
         where r.target_master_name = chosen.name;
     else
-        -- The last instance: no other could become the master.
+        -- This is the last instance of its replicaset, so no other instance could become the master.
         perform topology.check_drained(chosen.replicaset_name);
         update topology._pico_replicaset as r set current_master_name = '', target_master_name = ''
         where r.current_master_name = chosen.name;

@@ -84,7 +84,7 @@ begin
     )
     select count(*) as events, (max(array[g.term, g.index])) as upto into gone from gone_events as g;
     if (select count(*) from topology.log) > newest then
-        -- The remaining events are those that a consumer needs.
+        -- More events remain than the limit allows, because a consumer still needs them.
         holder := (select topology.name_of(c.consumer_id) from topology.consumer as c order by c.term, c.index limit 1);
     end if;
     perform pgchange.note_held(

@@ -84,7 +84,8 @@ language plpgsql security definer as $$
 begin
     perform pg_advisory_xact_lock_shared(tube.touch_key(tbl));
     if current_setting('transaction_isolation') <> 'read committed' then
-        -- Locking a row that was changed after the snapshot raises a serialization failure.
+        -- Lock the rows that have the shard of the table. PostgreSQL raises a serialization failure here if such a row was changed
+        -- after the snapshot.
         perform from tube.attachment as a where a.tbl = hold_shard.tbl for share;
         perform from tube.detached as d where d.tbl = hold_shard.tbl for share;
     end if;

@@ -48,7 +48,7 @@ exception when duplicate_table then
         format(
             'the pods cannot be indexed: there is a relation %I or %I already in schema %I',
             workers_index, control_index, tube.schema_of(pods)),
-        'rename it: the indexes need these names');
+        'rename that relation, because the indexes of the pods need these names');
 end
 $$;
 

@@ -47,7 +47,7 @@ begin
             coalesce(reason, format('ids cannot have %s columns', cardinality(types))),
             'give the types of the id columns, as in key => ''{uuid}''');
     end if;
-    -- If two sessions make the same tube at once, the second finds it made.
+    -- If two sessions make the same tube at once, the second waits here, and then finds the tube of the first.
     perform pg_advisory_xact_lock(hashtextextended('pgchange make ' || tube, 0));
     select t.* into known from tube.tube as t where t.name = make.tube;
     if known.name is not null and not tube.are_pods(known.pods, tube) then

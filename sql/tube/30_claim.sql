@@ -1,8 +1,8 @@
 -- The next batch of a worker. A claim is recorded before the work begins, so that a retry gets the same batch with the same id.
 
--- The current snapshot, in which every open transaction with an id below fresh is listed as open. fresh must be assigned after
--- the horizon, the last seq drawn, was read. Then a pod that the snapshot does not see, and whose transaction it does not list,
--- has a seq above the horizon. Null if the list would contain thousands of subtransactions.
+-- The current snapshot, with a list of every open transaction whose id is below fresh. Before fresh is assigned, the caller reads
+-- the horizon: the last seq that was drawn. So a pod of a transaction that is neither visible nor in the list has a seq above the
+-- horizon. Null if the list would contain thousands of subtransactions.
 create function tube.snapshot_before(fresh xid8) returns pg_snapshot
 language sql stable as $$
     -- A running transaction may have an id at or above the xmax of a snapshot, without being listed in it.

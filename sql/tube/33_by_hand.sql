@@ -134,7 +134,8 @@ begin
     end if;
     horizon := (select s.last_value from tube.seq as s);
     begin
-        -- In a subtransaction, so that its id is new.
+        -- This block is a subtransaction, so the xmin of the row is a transaction id that was assigned after the horizon was read.
+        -- tube.snapshot_before() needs such an id.
         insert into tube.worker (tube, worker, version) values (known.name, advance_by_hand.worker, coalesce(at.version, 0) + 1)
         returning xmin into fresh;
     exception when unique_violation then

@@ -302,8 +302,8 @@ def test_a_change_that_is_rolled_back_is_no_event(catalogue):
         ("select topology.move_buckets('default', 0, 3000, 'copying', 'r2')", "only 3000 are assigned"),
         ("select topology.move_buckets('default', 0, 9, 'lost')", "no state of buckets"),
         ("truncate topology._pico_bucket", "cannot be truncated"),
-        ("update topology._pico_replicaset set uuid = 'other' where name = 'r1'", "are for ever"),
-        ("update topology._pico_instance set name = 'other' where name = 'r1-i2'", "are for ever"),
+        ("update topology._pico_replicaset set uuid = 'other' where name = 'r1'", "cannot be changed"),
+        ("update topology._pico_instance set name = 'other' where name = 'r1-i2'", "cannot be changed"),
     ],
 )
 def test_what_would_break_the_catalogue_is_refused(unchanged, query, reason):
