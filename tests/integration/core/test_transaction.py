@@ -163,7 +163,7 @@ def test_a_rollback_that_a_writer_asks_for_is_no_ack(db, connect):
 
 
 class TimedOut(Exception):
-    """An exception of a signal handler in the middle of a statement."""
+    """Raise an exception in a signal handler, in the middle of a statement."""
 
 
 def test_a_statement_that_an_exception_from_outside_leaves_running_is_cancelled(db, connect):
@@ -285,7 +285,7 @@ def test_nothing_of_our_settings_stays_with_the_pooler(db, connect, connect_to, 
     settings = ["idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout"]
     for setting in settings:
         connection.execute(f"alter database {connection.info.dbname} set {setting} = '1h'")
-    # The pooler's servers that began before that.
+    # End the server connections that the pooler opened before that.
     connection.execute(
         "select pg_terminate_backend(pid, 10000) from pg_stat_activity "
         "where datname = current_database() and pid <> pg_backend_pid()"

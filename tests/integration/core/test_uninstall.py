@@ -1,4 +1,4 @@
-"""Removing the SQL: it takes what is ours, and nothing that somebody else has made."""
+"""Removing the SQL: our objects are removed, and no object that somebody else has created."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tubes import make, one
 
 
 def _case(system, *values):
-    """A case of a system, on a server that can hold it."""
+    """A case for a system, on a server that can have it."""
     return pytest.param(*values, marks=pytest.mark.hstore if system.folder == "mbus" else ())
 
 

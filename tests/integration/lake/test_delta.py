@@ -185,7 +185,7 @@ def test_a_number_that_comes_again_after_a_restore_is_refused_until_repair(lake,
     first, second = (replace(BATCH, version=number, id=f"batch {number}") for number in (1, 2))
     for batch in (first, second):
         once(connection, batch, lake, payments((batch.version, "a", 1)))
-    for batch in (first, second):  # A batch that is there is there.
+    for batch in (first, second):  # A committed batch is not written again.
         assert once(connection, batch, lake, payments((77, "a", 1))) == 1
     restored = replace(first, id="restored")
     for batch in (restored, replace(second, id="restored")):
@@ -248,7 +248,7 @@ def test_a_mirror_deletes_the_rows_that_are_gone_too_and_has_a_row_once(lake, co
 
 
 def test_a_time_is_found_in_a_file_whose_bounds_are_milliseconds(connection, tmp_path):
-    """So other writers write them. The time is then above the upper bound."""
+    """Other writers write bounds in this way. The time is then above the upper bound."""
     schema = pa.schema([("at", pa.timestamp("us")), ("cents", pa.int32())])
     times = made(str(tmp_path / "times"), schema)
     at = datetime(2013, 1, 1, 5, 17, 0, 123456)
@@ -386,7 +386,7 @@ def test_a_store_on_which_two_writers_could_commit_one_version_is_refused(connec
 
 
 def silent(proxy, call):
-    """The call, before which the store falls silent."""
+    """The call before which the store falls silent."""
 
     def silenced(*arguments):
         proxy.fall_silent()

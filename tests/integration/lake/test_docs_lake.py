@@ -1,4 +1,4 @@
-"""The examples of the guide to tables of a lake, as they stand."""
+"""The examples of the guide to tables of a lake, run unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THREE = [(1, "ann", 100), (2, "bob", 50), (3, "ann", -30)]
 
 
 def example(part: str) -> str:
-    """The example in Python that has this text."""
+    """Return the example in Python that contains this text."""
     return next(text for text in blocks("python", PAGE) if part in text)
 
 
@@ -87,7 +87,7 @@ def test_the_example_of_the_guide_writes_each_batch_into_a_delta_table(connect, 
 
 
 def process(dag: DAG, db: str) -> None:
-    """Process a batch by the only task of a DAG."""
+    """Process a batch with the only task of a DAG."""
     (task,) = dag.tasks
     in_a_batch(task.python_callable, db)
 
@@ -101,7 +101,7 @@ def in_a_batch(function: Callable[..., None], db: str) -> None:
 
 @pytest.fixture
 def catalog(db: str, connect, tmp_path: Path):
-    """The catalog that the guide makes, and the tutorial's payments."""
+    """The catalog that the guide creates, and the tutorial's payments."""
     if not HAS_SQL_CATALOG:
         pytest.skip("the guide makes its table with PyIceberg's SqlCatalog, which needs SQLAlchemy 2")
     track_payments(connect())

@@ -47,7 +47,7 @@ def connection(connect):
 
 
 def staged(connection, batch, rows=MARKED):
-    """The files of an attempt to mirror rows."""
+    """Write the files of an attempt to mirror rows."""
     place = iceberg.place(connection, batch, TABLE, PAYMENTS, key=("id",), mode=Mode.MIRROR)
     files = write_marked(place, ("id",), rows.to_batches())
     return StagedFiles(TABLE, ("id",), Mode.MIRROR, batch.id, batch.attempt).of(files)
@@ -106,7 +106,7 @@ def test_only_files_of_failed_attempts_are_removed(lake, connection, files):
     kept, rows = files(), lake.rows()
     with connection.transaction(force_rollback=True):
         iceberg.commit(connection, FAILED, staged(connection, FAILED))
-    # The keys of rows to delete are of no use once they are deleted.
+    # Files with the keys of rows to delete are useless once these rows are deleted.
     keys = {path for path in kept if "/gone-" in path}
     left = files() - kept | keys
     reports = [
@@ -154,7 +154,7 @@ def test_files_of_other_tables_in_the_same_folder_stay(lake, connection, files):
 
 
 def test_nothing_is_removed_where_another_catalog_commits_to_the_table(lake, connection, files):
-    """As in a copy of the database, whose original goes on."""
+    """As in a copy of the database while the original database is still in use."""
     lake.table()
     committed(connection)
     (location,) = connection.execute("select metadata_location from iceberg_tables").fetchone()

@@ -91,12 +91,13 @@ COLUMNS = {
     pa.timestamp("us", "America/New_York"): pa.timestamp("us", "UTC"),
     pa.list_(pa.int32(), 2): pa.list_(pa.int32()),
 }
-"""The nearest column of a table, where no table has the type of the rows."""
+"""The most similar type of a column, if no table has the type of the rows."""
 
 
 @pytest.fixture
 def made(db, tmp_path):
-    """Make a table with one column, of a text if the format has no such type; how to read it, and the column's type."""
+    """Create a table with one column, a text if the format lacks the type. Return a function that reads it, and the
+    column's type."""
 
     def make(kind, number, column):
         schema = pa.schema([("c", column)])
@@ -110,7 +111,7 @@ def made(db, tmp_path):
         return Delta(where), lambda: DeltaTable(where).to_pyarrow_table(), has
 
     def made(kind, number, column):
-        """Delta and Iceberg refuse a type that they do not have in several ways."""
+        """Delta and Iceberg refuse a type that they lack with different errors."""
         with suppress(Exception):
             return make(kind, number, column)
         return make(kind, number, pa.string())

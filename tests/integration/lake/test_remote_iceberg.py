@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 FEED, TABLE = CommitFeed("lake", 0), RemoteIceberg("sales.payment", "rest")
 ONE = payments((1, "a", 100))
 AGAIN = replace(BATCH, attempt=3)
-"""The batch of ``BATCH``, claimed once more."""
+"""Claim the batch of ``BATCH`` once more."""
 
 
 @dataclass
@@ -158,7 +158,7 @@ def test_a_part_of_a_batch_that_the_table_has_is_not_written(table, connection):
 
 
 def test_an_attempt_on_a_batch_that_was_split_meanwhile_adds_nothing(table, connection):
-    """It was stopped for long: later attempts have failed, and a part of the batch was written."""
+    """The process was stopped for long. Later attempts have failed, and a part of the batch was written."""
     part = replace(BATCH, id="part", bounds={"split": {"parts_of": ["whole", BATCH.id]}})
     written(connection, ONE, part)
     with pytest.raises(StaleClaim, match="the table has a part of batch batch-1"):
@@ -208,7 +208,7 @@ def no_second_look(monkeypatch):
 def test_an_attempt_that_is_stopped_after_its_look_until_its_retry_has_committed_adds_nothing(
     table, shared_db, planted, mode, monkeypatch
 ):
-    """With a planted fault the rows are there twice, or the later rows of another batch are lost."""
+    """With a planted fault the rows come twice, or the later rows of another batch are lost."""
     if planted:
         planted(monkeypatch)
     key = "id" if mode == "replace" else ()
@@ -270,7 +270,7 @@ def test_where_the_snapshots_since_the_first_claim_have_expired_a_person_says_wh
             transaction.set_properties({f"pgchange.{BATCH.id}": answer})
         written(connection, ONE, old())
         assert [row[0] for row in table.rows()] == there
-    # It was good for one commit.
+    # The property is valid for one commit.
     assert not any(name.startswith("pgchange") for name in table.catalog.load_table(TABLE.table).properties)
 
 

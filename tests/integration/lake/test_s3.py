@@ -1,4 +1,4 @@
-"""A lake on S3: who reaches it, how long a task waits for it, and where its secrets are not."""
+"""A lake on S3: which processes reach it, how long a task waits for it, and where its secrets do not appear."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_store_that_says_nothing_fails_the_task(place, connection, s3_server, 
         )
     assert time.monotonic() - began > 2
     assert isinstance(error, OSError)
-    # Of an error on an executor the driver sees the text.
+    # The driver sees only the text of an executor's error.
     assert not is_of_the_content(RuntimeError(f"OSError: {error}"))
 
 

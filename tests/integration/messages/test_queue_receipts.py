@@ -46,7 +46,7 @@ def test_receipts_become_one_position(q):
 def test_receipts_do_not_pile_up(q):
     fill(q, range(100))
     fold(q)
-    # As if 2,000 messages had been received since the last fold.
+    # Pretend that 2,000 messages were received since the last fold.
     q.execute("update mbus.position set done = done - 2000")
     q.execute("select setseed(0.5)")
     for n in range(100):
@@ -78,7 +78,7 @@ def test_who_has_folded_puts_back_what_it_received_and_nothing_else(q, connect):
         q.execute("select mbus.try_again('q.1')")
     with q.transaction():
         assert consume(q) == "1"
-        # From now on the id of this transaction is not the highest that a snapshot knows.
+        # From now on a snapshot knows a higher id than that of this transaction.
         connect().execute("select pg_current_xact_id()")
         fold(q)
         assert one(q, "select mbus.try_again('q.2', '0')") == 2
@@ -200,7 +200,8 @@ def test_messages_that_are_delayed_or_expired_or_taken_keep_the_others_from_noth
     taken_iid = post(q, "taken")
     fill(q, range(3))
     assert take(q, taken_iid) == "taken"
-    # The first call puts the delayed message apart, where it keeps nobody from receipts once the level is behind it.
+    # The first call moves the delayed message out of the log. Once the level is behind that message, it hinders no
+    # receipts.
     found = {consume(q)}
     q.execute(RAISE)
     found |= {consume(q), consume(q)}
@@ -348,7 +349,8 @@ def test_a_level_that_was_raised_beside_a_fold_brings_back_nothing_that_was_fold
     fill(q, range(40))
     assert [consume(q) for _ in range(22)] == [str(n) for n in range(22)]
     other = connect(autocommit=False)
-    # As if a claim that has written nothing held the part of the next message. A fold is not seen yet.
+    # Raise the level as a claim does that holds the part of the next message and has written nothing. It does not see the
+    # fold.
     other.execute(RAISE.replace("'{}'", "'{3}'"))
     fold(q)
     other.commit()

@@ -1,4 +1,4 @@
-"""Queues that were dumped and restored, where transaction ids mean something else."""
+"""Queues that were dumped and restored into clusters with other transaction ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.hstore
 
 
 def use_up(connection, upto):
-    """The next transaction's id is at least ``upto``."""
+    """Use transaction ids until the next is at least ``upto``."""
     connection.execute(
         f"do $$ begin while pg_current_xact_id()::text::bigint < {upto - 1} loop commit; end loop; end $$"
     )

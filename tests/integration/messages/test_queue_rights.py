@@ -84,7 +84,7 @@ def test_what_takes_sql_is_not_open_to_all(owner):
 
 
 def test_no_role_reaches_the_tables_behind_the_functions(owner, role, connect_to):
-    """Rights only add up, so a role with every right is refused whatever a role with fewer would be."""
+    """Rights only add up: if a role with every right is refused, so is a role with fewer."""
     who = role("user")
     for right in ALLOWED:
         if right != "nobody":
@@ -109,7 +109,8 @@ def test_no_role_reaches_the_tables_behind_the_functions(owner, role, connect_to
 
 
 def test_who_may_create_where_hstore_is_has_nothing_called_by_the_queues(owner, role, connect_to):
-    """PostgreSQL's own mod() takes two bigints, and this one what is given to it."""
+    """PostgreSQL's mod() takes two bigints. The stranger's function would fit a call with a bigint and an integer
+    better."""
     stranger = role("stranger")
     owner.execute(f"grant create on schema public to {stranger.name}")
     connect_to(stranger.conninfo).execute(

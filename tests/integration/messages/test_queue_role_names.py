@@ -1,4 +1,5 @@
-"""Roles come and go with queues; they are the cluster's, so that another database may have one of the same name."""
+"""Roles are created and dropped with queues. Roles belong to the cluster, so another database may have a role of the same
+name."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_roles_come_and_go_with_their_queues_and_consumers(connect):
 
 @pytest.fixture
 def other_names(connection, cluster):
-    """A function: make login roles of these very names, which are dropped in the end."""
+    """A function that creates login roles with exactly these names. They are dropped at the end."""
     made = []
 
     def make_roles(*names):
@@ -72,7 +73,7 @@ def other_names(connection, cluster):
 def test_who_makes_a_temporary_consumer_consumes_by_it_whatever_the_role_is_called(
     connection, connect_to, db, other_names, name
 ):
-    """A role of the same name in lower case gets no right by it."""
+    """A role with the same name in lower case gets no right."""
     other_names(*{name, name.lower()})
     make(connection)
     connection.execute(

@@ -1,4 +1,4 @@
-"""Selectors mean the same in every session, whatever its time zone and its ways to write times and numbers."""
+"""Selectors have the same meaning in every session, whatever its time zone and its formats of times and numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selectors: which are refused, and what becomes of those that fail."""
+"""Selectors: which are refused, and the effect of a selector that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Single messages: where the next is looked for is noted, and whatever order transactions end in, each comes once."""
+"""Single messages: the position of the next search is recorded. Each message comes once, in whatever order transactions
+end."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ READ = (
     "select (sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) + sum(coalesce(idx_scan, 0)))::float8 "
     "from pg_stat_xact_user_tables where schemaname = 'mbus'"
 )
-"""Rows and indexes that this transaction has looked at in the tables of the queues."""
+"""Return the rows and index entries that this transaction has read in the tables of the queues."""
 
 
 def singly(connection, name="default"):
@@ -28,7 +29,7 @@ def singly(connection, name="default"):
 
 
 def look_in_vain(connection):
-    """As often as it takes until what there is to know of the log is noted: each look does so in one of four cases."""
+    """Receive in vain, as often as it takes to record the state of the log: each call records it in one of four cases."""
     for _ in range(40):
         assert consume(connection) is None
 
@@ -187,7 +188,7 @@ OTHER_SEEDS = pytest.mark.release("other orders by the same code: each change ru
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=OTHER_SEEDS) for seed in range(2, 6))])
 def test_in_whatever_order_transactions_end_each_message_is_received_once(connect, seed):
-    """Posts, claims of single and many messages, roll-backs and maintenance, by several connections in any order."""
+    """Posts, claims of single and many messages, rollbacks and maintenance, by several connections in random order."""
     chance = random.Random(seed)
     make(connect(), parts=chance.choice([1, 2, 5, 16]))
     selector = chance.choice([None, "t.data -> 'n' <> 'x'"])

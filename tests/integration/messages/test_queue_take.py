@@ -1,4 +1,4 @@
-"""Taking messages by their id, putting them back under it, and the dmq."""
+"""Receiving messages by their id, putting them back with the same id, and the dmq (dead message queue)."""
 
 from __future__ import annotations
 

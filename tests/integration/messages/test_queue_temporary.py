@@ -14,7 +14,7 @@ pytestmark = pytest.mark.hstore
 
 
 def gone(connection, name):
-    """Wait until a session's lock on a name of its own is gone."""
+    """Wait until a session no longer holds the lock on its own name."""
     until(connection, f"select not mbus.lives('{name}')")
 
 

@@ -1,4 +1,4 @@
-"""Temporary consumers receive what their makers may receive, and no longer than they may."""
+"""Temporary consumers receive only messages that their makers may receive, and only as long as they may."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Rights:
 
 
 def pytest_generate_tests(metafunc):
-    """Each run grants by EXECUTE or by roles, and a release by each of them."""
+    """A normal run grants either by EXECUTE or by roles. A release tests both."""
     if "granted" in metafunc.fixturenames:
         metafunc.parametrize("granted", one_of(["by execute", "by roles"], metafunc))
 
@@ -69,7 +69,7 @@ def temporary(user):
 
 
 def refused(user, name):
-    """It is, however its maker goes about to receive."""
+    """Check that the temporary consumer is refused, in whichever way its maker receives."""
     for call in [
         lambda: consume(user, name),
         lambda: user.execute(f"select mbus.consumen_q_by_{name}(10)"),

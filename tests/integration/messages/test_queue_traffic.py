@@ -18,20 +18,20 @@ from tests.queues import consumer, drain, fill, make, one, there
 pytestmark = pytest.mark.hstore
 
 EACH = 12
-"""Messages, or times that some messages are posted at once, of each producer."""
+"""The number of messages of each producer, or of times at which it posts several messages at once."""
 FEW = (8, 6)
 """Producers, and consumers: each of them is killed once and rolls back once, so each moment is met many times."""
 ONE_BY_ONE = pytest.mark.release("the crowd of the mixed test, all in one way")
 SIZES = [(1, 10, 100), pytest.param((1,), marks=ONE_BY_ONE), pytest.param((10, 64), marks=ONE_BY_ONE)]
 """The number of messages that consumers receive at once: 1, a small batch by receipts, a large batch by whole parts."""
 SOON = 10
-"""Seconds in which all is received once everything was posted: on an idle machine it takes less than one."""
+"""Seconds from the last post until everything is received. On an idle machine it takes less than one second."""
 CROWDS = [FEW, pytest.param((20, 7), marks=pytest.mark.release("many more sessions that do the same"))]
 TIED = "select mbus.post_r(hstore('n', %s), hstore('consume_after', mbus.post_q(hstore('n', %s))))"
 UNTIED = "select mbus.post_r(hstore('n', %s)), mbus.post_q(hstore('n', %s))"
 
 Reader = tuple[str, str, int]
-"""A queue, one of its consumers, and how many messages are received at once."""
+"""A queue, one of its consumers, and the number of messages that are received at once."""
 
 
 @dataclass
@@ -80,8 +80,8 @@ def produce(session: Session, pairs: bool) -> None:
 
 
 def receive(session: Session, reader: Reader, ended: threading.Event, apart: str | None = None) -> None:
-    """Receive until nothing is left once all is posted. With ``apart``, a connection string, what was received is noted
-    in a transaction of its own: a planted fault."""
+    """After the last post, receive until nothing is left. With ``apart``, a connection string, the received messages are
+    recorded in another transaction: a planted fault."""
     queue, name, most = reader
     while True:
         was_over = ended.is_set()
@@ -141,7 +141,7 @@ def run(
 
 
 def wrong(connection: psycopg.Connection, *consumers: str) -> dict[str, int]:
-    """How often the messages were received that these consumers together did not receive once each."""
+    """The messages that these consumers together did not receive exactly once each, with how often they were received."""
     rows = connection.execute(
         "select n, count(r.n) from posted as p "
         "full join (select n from received where consumer = any (%s)) as r using (n) "

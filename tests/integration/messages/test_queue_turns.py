@@ -1,4 +1,5 @@
-"""A transaction that made a queue and does not end: others who make or drop some wait for it, but not for ever."""
+"""A transaction that has created a queue and does not end: others who create or drop queues wait for it, but not for
+ever."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ OTHERS = {
 
 @pytest.fixture
 def changing(q, connect):
-    """The process of a transaction that has made a queue."""
+    """Return the process id of a transaction that has created a queue."""
     session = connect()
     with session.transaction(force_rollback=True):
         session.execute(MADE)

@@ -1,4 +1,4 @@
-"""Views that receive and post: who may, whatever becomes of the view and of its name."""
+"""Views that receive and post: the roles that may use them, even if the view is replaced or renamed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.hstore
 
 @pytest.fixture
 def receivers(owner):
-    """The functions behind the views, as they are called."""
+    """The functions behind the views, as calls."""
 
     def found():
         query = (

@@ -1,4 +1,4 @@
-"""Where sagas and their steps are, as people see it."""
+"""The state of sagas and their steps, as people see it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def latest(connection, *names, most=100):
 
 
 def answering(**answers):
-    """A handler that answers so for these steps, and has done the others."""
+    """A handler that gives this answer for these steps, and does the others."""
     return lambda work, _: answers.get(work.step) if work.kind == "step" else None
 
 
@@ -88,7 +88,7 @@ def test_a_step_tells_what_it_comes_after_and_what_its_last_try_failed_on(db, co
 
 
 def retries(connection, saga):
-    """The steps that are put back, and in about how many minutes they come again."""
+    """Return the steps that were put back, and in about how many minutes each comes again."""
     query = "select step, round(extract(epoch from due_at - now()) / 60) from mbus.saga_retries(%s)"
     return dict(connection.execute(query, [saga]).fetchall())
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.hstore
 
 WORKERS = 3
 PATIENCE = 50
-"""A worker gives up after so many rounds over all queues without getting anything done: stuck sagas fail the test."""
+"""A worker gives up after this number of rounds over all queues without progress, so that stuck sagas fail the test."""
 KILL = """
 select count(*) from (
     select pg_terminate_backend(pid) as hit from pg_stat_activity
@@ -35,8 +35,8 @@ OPEN = "select count(*) from mbus.saga where state in ('forward', 'rolling back'
 
 @dataclass
 class Worker:
-    """Handles whatever is there, kills a handler, perhaps itself, at each moment once and then now and again, and counts
-    what happened."""
+    """Handles any ready message, and counts the outcomes. It kills a handler, perhaps itself, at each moment once and
+    then at random."""
 
     db: str
     seed: int
@@ -81,7 +81,7 @@ class Worker:
         return None
 
     def kill(self, moment):
-        """A handler at work, whichever comes first."""
+        """Run a handler on whichever message comes first."""
         if not self.killed[moment] or self.chance.random() < 0.03:
             self.killed[moment] += queues.one(self.watch, KILL)
 

@@ -1,4 +1,4 @@
-"""Sagas whose steps fail: all tries count, a saga has a deadline, and stuck sagas are reported."""
+"""Sagas whose steps fail: all attempts count, a saga has a deadline, and stuck sagas are reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run_to_the_end(db, connection, do, **options):
 
 
 def kill_a_handler(db, connection, do=lambda: None):
-    """Its process dies while it has the message of the first step in hand."""
+    """Kill the process of a handler while it has the message of the first step."""
     with pytest.raises(psycopg.Error), ConsumerTransaction(ROOMS, db) as transaction:
         transaction.claim(1)
         connection.execute("select pg_terminate_backend(%s)", [transaction.connection.info.backend_pid])
@@ -261,7 +261,7 @@ def test_a_step_in_hand_when_its_saga_is_rolled_back_by_maintenance_is_not_kept(
 
 
 def test_a_saga_is_not_rolled_back_between_the_end_of_a_step_and_its_commit(db, connection):
-    """Otherwise its compensation would find the step not done, and the step would be kept after that."""
+    """Otherwise the compensation would find that the step was not done, and the step's commit would come later."""
     start_saga(connection, TOUR, {})
     overdue(connection)
     connection.execute("set lock_timeout = '10s'")

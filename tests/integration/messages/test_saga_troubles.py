@@ -1,4 +1,4 @@
-"""Sagas that do not get on: whose messages are dead, lost or held, and those that are forgotten."""
+"""Stuck sagas: their messages are dead letters, lost or locked. And sagas that were deleted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def db(cluster, toured):
 
 
 def kill_room(db):
-    """The first step's message fails, and becomes a dead letter."""
+    """Let the message of the first step fail and become a dead letter."""
 
     def fail(transaction, batch):
         raise ValueError("poison")

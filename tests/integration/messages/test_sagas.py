@@ -1,4 +1,4 @@
-"""Sagas: all steps done, or all undone, in a right order, nothing twice."""
+"""Sagas: all steps are done or all are undone, in a valid order, and no step twice."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_what_is_in_hand_when_the_saga_is_rolled_back_is_not_kept(db, connection
 
 
 def handled_in_one_batch(db, queue, do):
-    """Handle all that is ready in a queue in one batch; what became of the messages, in order."""
+    """Handle everything that is ready in a queue, in one batch. Return the outcomes in order."""
     answers = []
     with ConsumerTransaction(QueueFeed(queue), db) as transaction:
         transaction.claim(100)

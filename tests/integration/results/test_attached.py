@@ -1,4 +1,4 @@
-"""Which tables are taken for the copies of those that touch a tube."""
+"""The tables that count as copies of tables attached to a tube."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def one(connection, query):
 
 
 def nothing():
-    """A check that holds."""
+    """A valid check constraint."""
 
 
 def source_of(connection):
@@ -84,7 +84,7 @@ def test_what_is_safe_is_done_without_a_rewrite_and_without_a_scan(results, part
 
     @contextmanager
     def scans_counted():
-        # Only within a transaction does a session go on counting without a report, which begins anew.
+        # After a transaction a session reports its statistics, and counts from 0 again. So count within a transaction.
         with results.transaction():
             before = one(results, SCANS)
             yield

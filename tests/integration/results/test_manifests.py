@@ -1,5 +1,5 @@
-"""Results that an application staged for a detached batch are merged by an ack elsewhere, if they are of the same
-attempt."""
+"""Results that an application staged for a detached batch are merged by an ack in another process, if they are of the
+same attempt."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_application_may_stage_nothing(connection: Connection) -> None:
 
 
 def test_of_two_applications_on_one_attempt_the_last_that_finished_counts(connection: Connection) -> None:
-    """The first was taken for lost, and its task was tried again. Its staged results are dropped with other leftovers."""
+    """The first attempt seemed lost, so its task was retried. Its staged results are dropped with other leftovers."""
     staged_by_an_application(connection, (1, 10))
     staged_by_an_application(connection, (1, 11))
     merge_kept(connection, BATCH)
@@ -85,7 +85,7 @@ def test_what_a_crash_has_emptied_is_not_taken_for_no_results(connection: Connec
 def test_a_manifest_that_another_role_wrote_is_not_followed(
     connection: Connection, role: Callable[[str], Role]
 ) -> None:
-    """It would choose what is merged into which table, with the rights of the role that acks."""
+    """A forged manifest would choose what is merged into which table, with the rights of the role that acks."""
     stranger = role("stranger").name
     connection.execute(f"grant usage, create on schema pgchange_staging to {stranger}")
     connection.execute(f"set role {stranger}")

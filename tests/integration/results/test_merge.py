@@ -1,4 +1,4 @@
-"""Staged results into targets: each mode, whole or not at all."""
+"""Merge staged results into targets: every mode, completely or not at all."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TENS = {
     "real": ["real", "double precision", "integer", "numeric(12,4)"],
     "double precision": ["bigint", "numeric(12,4)"],
 }
-"""Columns, and what comes for them finer than they are."""
+"""Columns, and staged values with more digits than the columns hold."""
 ROUNDED = [(column, staged) for column, kinds in TENS.items() for staged in kinds]
 ADDED = [
     ("numeric(12,2)", "numeric(12,2)", "0.01", "0.10"),
@@ -51,7 +51,7 @@ THEIRS = "select format('%I.%I', schemaname, tablename) from pg_tables where sch
 
 @pytest.fixture
 def results(shared_results):
-    """The same; the tables that a test made, and those that it staged, are dropped behind it."""
+    """The same. The tables that a test creates and stages are dropped after it."""
     yield shared_results
     tables = [name for (name,) in shared_results.execute(THEIRS).fetchall()]
     if tables:
@@ -123,7 +123,7 @@ KEYS = [
 def test_keys_that_their_column_would_round_to_one_are_refused_each_alone(
     results, mode, column, staged, values
 ):
-    """In a batch of both they would be a key that comes twice, and in two batches the same row."""
+    """In one batch, two such keys would be one key that comes twice. In two batches they would be the same row."""
     results.execute(f"create table public.keyed (k {column} primary key, n int)")
     for value in values[1:]:
         rounded = stage(results, "public.keyed", ["k"], mode, {"k": staged, "n": "integer"}, [(value, 1)])

@@ -1,4 +1,5 @@
-"""Rows of a merge that a trigger or a rule of the target keeps out: told and refused, unless they stand there already."""
+"""Rows of a merge that a trigger or a rule of the target suppresses: the merge is refused, unless the target already has
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of the guide to Spark, and the DAG of the README, as they stand."""
+"""The examples of the guide to Spark, and the DAG of the README, run unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ airflow_home.prepare()
 
 PAGE = "docs/how-to/spark.md"
 ADDED = {"README.md": [("ann", 70), ("bob", 50)], PAGE: [("ann", 100), ("bob", 50)]}
-"""The balances of the tutorial's payments; the guide's example leaves out those that take money."""
+"""The balances after the tutorial's payments. The guide's example leaves out payments of negative amounts."""
 
 
 def test_the_dag_of_the_guide_has_its_function_as_a_task() -> None:
@@ -95,7 +95,7 @@ def test_the_guide_says_what_executors_need_and_what_needs_none() -> None:
     "whole", [False, pytest.param(True, marks=pytest.mark.release("seconds: all of PySpark is compiled"))]
 )
 def test_the_commands_of_the_guide_put_bytecode_into_the_zip_that_executors_import(tmp_path, whole) -> None:
-    """In a release into Spark's own zip, else into a zip with the module that executors start by."""
+    """A release uses Spark's own zip, other runs a zip with only the module that starts on executors."""
     library = tmp_path / "python" / "lib"
     library.mkdir(parents=True)
     zipped = Path(shutil.copy(Path(str(pyspark.__file__)).parent / "python/lib/pyspark.zip", library))

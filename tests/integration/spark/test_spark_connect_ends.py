@@ -44,7 +44,7 @@ def is_at_work(server):
 
 
 def nothing_is_left(folder, server):
-    """Neither the application, nor what it started, nor anything of it on the server."""
+    """Wait until the application, the processes that it started, and its operations on the server are gone."""
     pids = [int(pid) for pid in (folder / "pids").read_text().split()]
     wait_until(lambda: not any(map(runs, pids)), "the end of the application and of its child")
     server.wait_until_idle()
@@ -85,7 +85,7 @@ def test_a_lost_connection_ends_the_application_and_what_it_has_on_the_server(
 
     def cut():
         is_at_work(connect_server)
-        # Between two of its pings, which are short.
+        # Between two of the short pings of the operator.
         until(
             connect(),
             "select count(pg_terminate_backend(pid)) > 0 from pg_stat_activity where application_name = 'airline' "
@@ -136,7 +136,7 @@ def test_a_batch_whose_server_is_cut_off_is_kept_by_nobody_and_the_next_try_goes
     operator, ledger, connect_server, proxy, tmp_path, monkeypatch
 ):
     """A minute: Spark's client retries for that long if the server answered before."""
-    # The server goes on with it, and other tests need its cores.
+    # The server would continue with it, and other tests need the CPU.
     busy = BUSY.replace("3600000L", "10000L")
     assert busy != BUSY
     cutter = threading.Thread(target=lambda: (is_at_work(connect_server), proxy.close()))
@@ -194,7 +194,7 @@ def test_no_secret_is_on_a_command_line_in_a_log_or_where_the_server_tells_what_
 
 
 def look_at_command_lines(seen, ended):
-    """Add the command line of each process to ``seen``, and later those of the processes that are new."""
+    """Add the command line of each process to ``seen``, and then those of new processes."""
     old = set()
     while not ended.wait(0.02):
         found = set(Path("/proc").glob("[0-9]*"))

@@ -1,4 +1,4 @@
-"""A Spark application that processes a detached batch by the text of its handle, and an ack elsewhere."""
+"""A Spark application that processes a detached batch by the text of its handle, and an ack in another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spark job where something fails: a task, an attempt, a standby, a result that does not fit."""
+"""A Spark job with a failing task, attempt or standby, or with results that do not fit."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_query_that_a_standby_cancels_is_read_again(own_cluster, connect_to):
         primary.execute("update plane set word = 'new'")
         primary.execute("vacuum plane")
         reader.join()
-        # The session that was cancelled says so when it has ended.
+        # PostgreSQL reports the cancelled session only when it has ended.
         until(
             replica,
             "select sum(confl_snapshot + confl_lock + confl_bufferpin) > 0 from pg_stat_database_conflicts",

@@ -30,14 +30,14 @@ COLUMNS = {
     "mood": ("mood", "mood"),
     "brief": ("text", "brief"),
 }
-"""Of each column its key type and its type."""
+"""By column: its key type and its type."""
 TYPES = [kind for kind, _ in COLUMNS.values()]
 KEYS = list(COLUMNS)
 UUID = "c3b0a4ce-0000-4000-8000-00000000000"
 
 
 def row(n, mood="sad"):
-    """The key of row n, with texts that a comma, a quote, a space, an era or an offset could break."""
+    """Return the key of row n. It has texts that a comma, a quote, a space, an era or a time zone offset could break."""
     return (
         n, f"{UUID}{n}", f' "é,{n}', f"a{n}", f"n{{{n}", f"{n}.5", f"-0.00{n}", f"004{n}-03-15 BC",
         f"2024-11-03 01:30:00.12{n}+00", f"2024-03-10 02:30:00.00000{n}", f"0{n}:00:00", f"\\x00{n}f",

@@ -19,12 +19,12 @@ from tests.spark_session import batch_of, track
 from tests.waiting import sleeps, until
 
 IDS = [*range(1, 101), *range(1951, 2051), *range(3001, 3101)]
-"""Of buckets of both replicasets, some of them with two rows, and some in no bucket where the id itself is the rule."""
+"""Ids whose buckets are in both replicasets, some with two rows. Some are in no bucket if the id itself is the bucket."""
 
 
 @pytest.fixture(scope="module")
 def primaries(server):
-    """Two clusters for tests that do them no harm."""
+    """Two clusters, shared by tests that do not harm them."""
     with two_primaries(server) as found:
         yield found
 
@@ -39,7 +39,7 @@ def spread(db, primaries):
 
 @pytest.fixture
 def followed(db, primaries):
-    """The same where r1 has a standby, which a test may promote."""
+    """The same, and r1 has a standby that a test may promote."""
     with standbys_of(primaries, "r1") as standbys:
         found = replicasets(db, primaries, standbys)
         found.put(IDS)
@@ -48,7 +48,7 @@ def followed(db, primaries):
 
 @pytest.fixture
 def mortal(server, db):
-    """The same on clusters of its own, of which r1 has a standby."""
+    """The same on new clusters, and r1 has a standby."""
     with two_primaries(server) as primaries, standbys_of(primaries, "r1") as standbys:
         found = replicasets(db, primaries, standbys)
         found.put(IDS)
@@ -118,7 +118,7 @@ def test_what_an_instance_keeps_of_buckets_that_it_has_lost_is_not_read(db, spre
 
 
 class Reads:
-    """Counts the reads of instances that ended early, and calls somebody before and after each."""
+    """Counts the reads of instances that ended early, and calls functions before and after each read."""
 
     def __init__(self, monkeypatch, before=lambda number: None, after=lambda number: None):
         self.begun, self.lost = 0, 0
@@ -169,7 +169,7 @@ def test_a_primary_that_is_killed_in_the_middle_of_a_read_costs_no_row_and_doubl
 
 
 def move_all(spread, source, target):
-    """Buckets 0 to 1499 and their rows, from one replicaset to the other."""
+    """Move buckets 0 to 1499 with their rows from one replicaset to the other."""
     first, second = (psycopg.connect(spread.primaries[name].conninfo()) for name in (source, target))
     with first, second:
         second.cursor().executemany(
@@ -183,7 +183,7 @@ def move_all(spread, source, target):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_range_that_moves_while_it_is_read_is_read_from_its_new_owner(db, spread, feed, monkeypatch, when):
     def move(number):
-        """The first read finds that its rows are gone already, or has read them and finds that it may not keep them."""
+        """The first read finds that its rows are gone, or that it must discard rows that it has read."""
         if number == 1:
             move_all(spread, "r1", "r2")
 
@@ -195,7 +195,7 @@ def test_a_range_that_moves_while_it_is_read_is_read_from_its_new_owner(db, spre
 
 def test_of_what_was_read_only_a_range_that_moved_is_read_again(db, spread, feed, monkeypatch):
     def move(number):
-        """Each read finds that another bucket of r1 goes meanwhile, and its row with it."""
+        """During each read another bucket of r1 moves away with its row."""
         if number < 1000:
             row = "delete from account where id % 3000 = {} returning id, cents"
             with (

@@ -58,7 +58,7 @@ def test_a_write_to_a_server_that_falls_silent_ends(db, proxy, staged):
 
 
 def test_a_read_of_a_server_that_began_anew_meanwhile_ends(own_cluster):
-    """It takes as long as to start the server."""
+    """This takes as long as starting the server."""
     with proxy_before(own_cluster.port) as proxy:
 
         def begin_anew():

@@ -99,7 +99,7 @@ def test_the_package_is_made_once_and_again_when_it_changes(tmp_path, monkeypatc
 
 
 def planted(file, how, monkeypatch):
-    """Put something else in the place of a file, as somebody else could have done who may write there."""
+    """Replace a file, as another user who may write there could."""
     file.unlink(missing_ok=True)
     real = file.with_name("planted")
     real.write_bytes(b"something else")
@@ -202,7 +202,7 @@ exit {code}
 
 @pytest.fixture
 def spark_submit(tmp_path, monkeypatch):
-    """Something that stands in for spark-submit and logs its calls; called with the exit code it shall have."""
+    """A script that replaces spark-submit, records its calls, and ends with the given exit code."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     program, log = tmp_path / "spark-submit", tmp_path / "log"
 

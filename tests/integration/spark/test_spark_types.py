@@ -1,4 +1,4 @@
-"""Every type there and back: PostgreSQL to Spark to PostgreSQL, exactly, or refused by name."""
+"""Every type from PostgreSQL to Spark and back: its values are exact, or refused with the column's name."""
 
 from __future__ import annotations
 

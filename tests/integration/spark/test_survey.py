@@ -1,4 +1,4 @@
-"""The tables of a survey of public applications: which of them each capture takes, and what becomes of their changes."""
+"""The tables of a survey of public applications: which of them each capture accepts, and the fate of their changes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,8 @@ def run(connection, statements):
 
 
 def shares(connection, found):
-    """Print and check the weighted share of the tables that each capture took; return the tables that all took."""
+    """Print and check the weighted share of the tables that each capture accepted. Return the tables that all
+    accepted."""
     weights, total = {table.number: table.weight for table in found}, sum(table.weight for table in found)
     refused = defaultdict(set)
     for kind in ("commits", "tubes", "events"):

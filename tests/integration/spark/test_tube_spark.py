@@ -209,7 +209,7 @@ def test_an_attached_tables_mirror_has_the_key_and_the_shard_of_the_table(db, pl
 
 
 def test_a_standby_that_lags_is_asked_when_it_knows_of_the_batch(own_cluster, own_database, connect_to):
-    """The first batch is of a table that was just attached, the second one of a column that was just added."""
+    """The first batch is of a table that was just attached, the second of a column that was just added."""
     connection = connect_to(own_database)
     make(connection)
     connection.execute(

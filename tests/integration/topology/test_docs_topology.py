@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/topology.md, run as they stand."""
+"""The examples of docs/how-to/topology.md, run unchanged."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_callback_that_patroni_is_configured_with_records_the_master(db, con
     script, catalogue, instance = shlex.split(callbacks[event])
     assert catalogue == "service=catalogue"
     command = [ROOT / "dags" / "patroni" / Path(script).name, db, instance]
-    # As Patroni does it.
+    # Patroni calls it in this way.
     subprocess.run([*command, event, "primary", "r1"], check=True, timeout=60)
     query = "select current_master_name from topology._pico_replicaset where name = 'r1'"
     assert connection.execute(query).fetchone() == (instance,) == ("i1",)

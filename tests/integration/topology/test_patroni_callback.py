@@ -25,7 +25,7 @@ def started(*arguments, tries):
 
 
 def ended(*arguments, tries=1):
-    """The exit code of the callback, and all that it wrote."""
+    """Run the callback. Return its exit code and its output."""
     process = started(*arguments, tries=tries)
     out, err = process.communicate(timeout=60)
     return process.returncode, out + err

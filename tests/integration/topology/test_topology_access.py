@@ -92,7 +92,7 @@ def test_a_large_snapshot_comes_whole_over_tls(db, catalogue, secured):
 
 @contextmanager
 def encrypted(db, secured):
-    """A socket to a relay that trusts, through TLS, whose startup packet has been sent."""
+    """A TLS connection to a relay that trusts every client. The startup packet has been sent."""
     hello = b"user\0ann\0smart_connector\x000.1\0\0"
     tls = ssl.create_default_context(cafile=secured["tls_cert"])
     with (

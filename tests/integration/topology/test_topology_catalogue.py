@@ -1,4 +1,4 @@
-"""The relay while its catalogue is away, replaced or missing. Afterwards clients have the true state again."""
+"""The relay while its catalogue is unreachable, replaced or missing. Afterwards clients have the correct state again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ALONE = """
 
 @contextmanager
 def asleep(relay, database):
-    """The relay sleeps meanwhile, and no question of its is under way."""
+    """The relay sleeps meanwhile, and has sent no query."""
     os.kill(relay.pid, signal.SIGSTOP)
     try:
         with psycopg.connect(database, autocommit=True) as connection:

@@ -1,4 +1,4 @@
-"""The catalogue's events: as the protocol's description shows them, in the order of commit."""
+"""The catalogue's events: in the form of the protocol's description, and in the order of commit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Faults of the relay and its clients: each fault harms only its cause, and afterwards the state of clients is true
-again."""
+"""Faults of the relay and its clients: each fault harms only its cause, and afterwards clients have the correct state."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ PACKET = struct.pack("!II", 8 + len(HELLO), 3 << 16) + HELLO
 
 @contextmanager
 def raw(relay, *, takes=None):
-    """A socket to the relay; ``takes`` bounds what it takes unread."""
+    """A socket to the relay. ``takes`` limits the bytes that it receives without reading them."""
     with closing(socket.socket()) as sock:
         if takes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes)
@@ -34,7 +33,7 @@ def raw(relay, *, takes=None):
 
 
 def everything(sock):
-    """Return all bytes until the other side ends."""
+    """Return all bytes until the other side closes the connection."""
     found = b""
     while data := sock.recv(65536):
         found += data
@@ -125,7 +124,7 @@ def test_who_takes_changes_slowly_holds_up_nobody_and_hears_them_all(db, catalog
         quick.topology.rebuild()
         assert quick.topology.owner("default", 12_000) == "l2" + LONG
         told, last = bytearray(), re.compile(rb'"start": ?12000')
-        # Of megabytes in small pieces only the end is searched again.
+        # When megabytes arrive in small pieces, only the end of the buffer is searched again.
         while not last.search(told, max(0, len(told) - 65536 - 20)):
             piece = slow.recv(65536)
             assert piece
@@ -142,7 +141,7 @@ def test_who_takes_nothing_of_its_snapshot_is_dropped(db, catalogue):
 
 
 class CuttingProxy:
-    """Stands between a client and the relay, and cuts the connection after so many bytes of the relay's."""
+    """A proxy between a client and the relay that cuts the connection after this number of bytes from the relay."""
 
     def __init__(self, port, bytes_until_cut):
         self.cut = False

@@ -25,7 +25,7 @@ def catalogue(connect):
 
 
 def given_up(db, results=None):
-    """Try the next batch once, in vain; its letter."""
+    """Claim the next batch once and fail. Return its dead letter."""
 
     def fail(transaction, batch):
         raise ValueError("poison")

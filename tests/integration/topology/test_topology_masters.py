@@ -23,7 +23,7 @@ def test_another_master_tells_both_by_uuid(catalogue):
 
 
 def test_masters_that_change_in_one_statement_are_told_in_the_order_of_their_replicasets(catalogue):
-    # The table has r2 first, as a row that is updated moves to the end.
+    # The table has r2 first, because an updated row moves to the end.
     catalogue.execute("update topology._pico_replicaset set tier = tier where name = 'r1'")
     made = told(catalogue, "update topology._pico_replicaset set current_master_name = name || '-i2'")
     assert [event["replicaset_uuid"] for event in made] == ["uuid-r1", "uuid-r2"]

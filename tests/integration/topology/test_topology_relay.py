@@ -1,4 +1,4 @@
-"""The relay as a process, and clients of every kind: psql, psycopg, asyncpg, pg8000, and ours."""
+"""The relay as a process, and every kind of client: psql, psycopg, asyncpg, pg8000, and ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Catalogues that were restored or installed anew and have caught up: their events are not those that clients heard."""
+"""Catalogues that were restored or installed anew, and whose log has grown since: their events differ from those that
+clients received."""
 
 from __future__ import annotations
 

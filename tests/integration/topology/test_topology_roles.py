@@ -29,7 +29,7 @@ CHANGES = [
 
 @pytest.fixture
 def granted(catalogue, role):
-    """Makes a role with some grants; its connection string."""
+    """Create a role with some grants, and return its connection string."""
 
     def make(*grants):
         who = role("user")
@@ -41,7 +41,7 @@ def granted(catalogue, role):
 
 
 def give_up(conninfo):
-    """Fail on the next batch, the last time; its letter."""
+    """Fail on the next batch for the last time, and return its dead letter."""
 
     def fail(transaction, batch):
         raise ValueError("poison")

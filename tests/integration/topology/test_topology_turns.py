@@ -1,4 +1,5 @@
-"""A transaction that changed the catalogue and does not end: others wait for it, but not for ever, and are told of it."""
+"""A transaction that changed the catalogue and does not end: others wait for it, but not for ever, and their error names
+it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ OTHERS = {
 
 @pytest.fixture
 def changing(catalogue, connect):
-    """The process of a transaction that has changed the catalogue."""
+    """Return the process id of a transaction that has changed the catalogue."""
     session = connect()
     with session.transaction(force_rollback=True):
         session.execute(CHANGE)

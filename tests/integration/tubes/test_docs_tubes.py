@@ -1,4 +1,4 @@
-"""The examples of the guide to tubes, run in their order as they stand."""
+"""The examples of the guide to tubes, run unchanged in their order."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def give_up(item, worker=0, workers=1):
 
 
 def touches(connection):
-    """(shard, op, ids, payload) of every pod that waits."""
+    """Return (shard, op, ids, payload) of every pod that is not processed."""
     rows = connection.execute(
         "select shard, op, array(select unnest(ids) order by 1), payload from q where ids <> '{}' order by seq"
     )
@@ -161,7 +161,7 @@ def test_an_id_is_erased_from_letters_and_the_others_come_again(item):
     assert only(item).changes == 1
     dead_letters.redrive(item, ids=[letter])
     assert touches(item) == [(3, "T", [2], {"who": {"mail": "ann"}})]
-    # A letter of which nothing is left is dropped.
+    # A letter without any remaining id is dropped.
     letter = give_up(item)
     assert dead_letters.erase_letters(item, "2", consumer="tube:other/0") == []
     assert dead_letters.erase_letters(item, "2", consumer="tube:q/0") == [

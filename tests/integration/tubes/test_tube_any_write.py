@@ -103,7 +103,7 @@ class Story:
             attach(self.steady, table, shard=shard, group_by=["id"] if table == "part" else None)
 
     def step(self, mended: bool) -> None:
-        """``mended``: a backfill may put right what was missed before."""
+        """``mended``: a backfill may fill in rows that were missed before."""
         turns: list[tuple[Callable[[], object], int]] = [
             (self.write, 55),
             (self.slow.commit, 7),
@@ -144,7 +144,7 @@ class Story:
             self.told.append(str(error))
 
     def work(self) -> None:
-        """A batch: begun and left, worked but not acked, or done."""
+        """Process a batch: begin it and leave it, work on it without an ack, or finish it."""
         worker = self.chance.randrange(self.workers)
         batch = claim(self.steady, worker, self.workers, self.chance.choice([1, 5, 50, 1000]))
         how = self.chance.choice(["left", "not acked", "done", "done", "done"])
@@ -168,7 +168,7 @@ class Story:
                         self.copies[table].update({each: rows[each]} if each in rows else {})
 
     def give_up(self) -> None:
-        """Answer the control pods of all workers."""
+        """Process the control pods of all workers."""
         for worker in range(self.workers):
             self.steady.execute("select tube.register('q', %s, %s)", [self.workers, worker])
             due = self.steady.execute(
@@ -182,7 +182,7 @@ class Story:
                 self.steady.execute("select tube.control_done('q', %s, %s, %s)", about)
 
     def backfill(self) -> None:
-        """Some chunks of a new backfill, or of the unfinished backfill."""
+        """Run some chunks of a new backfill, or of the unfinished backfill."""
         self.slow.commit()
         try:
             number = begin(self.steady, self.chance.choice(list(self.shards)), "id", 7)
@@ -219,14 +219,14 @@ class Story:
         raise AssertionError("it does not come to rest")
 
     def rows(self, table: str) -> dict[int, Any]:
-        """By id, all that the table has of it."""
+        """Return all rows of the table by id."""
         found = self.steady.execute(
             f"select id, jsonb_agg(to_jsonb(t) order by to_jsonb(t)) from {table} as t group by 1"
         )
         return dict(found.fetchall())
 
     def differences(self) -> list[tuple[str, int]]:
-        """Ids of which the copy is not what the table is, where the predicate wants them."""
+        """Return the ids for which the copy differs from the rows of the table for which the predicate is true."""
         found = []
         for table, copy in self.copies.items():
             rows = self.rows(table)

@@ -1,4 +1,4 @@
-"""A whole table as pods, in order, by steps or chunks; and whom it waits for."""
+"""A backfill puts a whole table into pods, in order, by steps or chunks. The sessions for which it waits."""
 
 from __future__ import annotations
 

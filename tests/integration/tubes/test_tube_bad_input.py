@@ -1,4 +1,4 @@
-"""Invalid input: each error names the fault and the advice, and nothing is half done."""
+"""Invalid input: each error names the fault and contains advice, and nothing is half done."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prepared_item():
 
 @pytest.fixture(scope="module")
 def asked(shared):
-    """The same, and relations that no tube takes, for all calls that are refused: they change nothing."""
+    """The same, with relations that a tube cannot have, for all calls that are refused. They change nothing."""
     make_item(shared)
     shared.execute("create table plain (id bigint primary key)")
     shared.execute("create table texts (id text primary key)")
@@ -38,7 +38,7 @@ def asked(shared):
 
 
 def everything(connection):
-    """All that a failed call could have left."""
+    """Return everything that a failed call could have changed."""
     return connection.execute(
         "select (select count(*) from pg_class where relnamespace = 'public'::regnamespace), "
         "(select count(*) from pg_proc where pronamespace = 'public'::regnamespace), "

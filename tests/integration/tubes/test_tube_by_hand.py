@@ -1,4 +1,4 @@
-"""Pods read and deleted by SQL."""
+"""Reading and deleting pods by SQL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_by_hand_too_whatever_the_order_of_commits_every_pod_comes_once(q, conne
         own = writers[0] if chance.random() < 0.3 else q
         assert one(own, "select tube.tube_pods_delete('q', 1, 0, %s)", [row[0] for row in rows]) == len(rows)
         if own is not q:
-            # In a transaction that touches too, before and after.
+            # In a transaction that also touches the tube, before and after.
             touch(own, 5000 + len(expected))
             expected.append(5000 + len(expected))
             expected.extend(waits[0])
@@ -67,7 +67,7 @@ def test_by_hand_pods_are_read_from_where_deleting_has_come(q):
     assert one(q, "select done from tube.worker") == 3
     assert [row[0] for row in q.execute(query)] == [4, 5, 6, 7, 8, 9, 10, 12]
     assert one(q, "select tube.tube_pods_delete('q', 1, 0, '{4,5,6,7,8,9,10}')") == 7
-    # A control pod is not passed over by hand.
+    # A control pod cannot be skipped by SQL.
     assert [row[4] for row in q.execute(query)] == [{"type": "mine"}]
 
 
@@ -218,7 +218,7 @@ def test_who_deletes_by_hand_in_a_restored_dump_counts_on_from_the_batches_befor
     assert take(q) == [1]
     touch(q, 2)
     touch(q, 3)
-    # As a dump has them: their transactions are ahead of this cluster.
+    # As after a restore of a dump: the pods' transactions are ahead of this cluster.
     q.execute("update q set txid = (txid::text::bigint + 1000000)::text::xid8")
     ((seq,),) = q.execute("select seq from q where ids <> '{}' limit 1").fetchall()
     before = q.execute("select version from tube.worker where tube = 'q'").fetchall()

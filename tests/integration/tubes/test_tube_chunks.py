@@ -1,4 +1,4 @@
-"""The backfill in chunks: it goes on where it stopped, and everybody can see how far it is."""
+"""The backfill in chunks: it continues where it stopped, and its progress is visible."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_backfill_of_a_table_that_is_detached_or_gets_another_shard_fails(item
 
 @pytest.mark.parametrize("owned", [True, False], ids=["by its owner", "by attaching anew"])
 def test_a_backfill_whose_predicate_is_changed_fails(item, owned):
-    """Rows behind it that the new predicate holds for would be missed."""
+    """Rows behind its position for which the new predicate is true would be missed."""
     make(item, predicate="id > 500")
     number = begin(item)
     chunk(item, number)

@@ -1,4 +1,4 @@
-"""Workers: nothing is missed, nothing is done out of order, no id is in two batches at once."""
+"""Workers: nothing is missed or done out of order, and no id is in two batches at once."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_a_restored_dump_is_worked_from_its_beginning(q):
     touch(q, 1)
     take(q)
     touch(q, 2)
-    # As a cluster with few transactions would find it.
+    # Pretend that the cluster has had few transactions.
     q.execute("update q set txid = '9000000000'")
     q.execute("update tube.worker set snapshot = '9000000001:9000000001:', done = 1")
     assert take(q) == [2]

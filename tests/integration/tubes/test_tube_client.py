@@ -13,7 +13,7 @@ CLIENT = "set search_path = tube"
 
 
 def shards(connection):
-    """Two shards with a table each, whose ids may be null as those of its users may be."""
+    """Two shards with a table each. Their ids may be null, as those of users' tables."""
     for schema in ("sh0001", "sh0002"):
         connection.execute(f"create schema {schema}")
         connection.execute(

@@ -30,7 +30,7 @@ def judged(connection, predicate):
 def test_partitions_are_captured_through_the_parent_and_by_themselves(connect, predicate):
     connection = connect()
     connection.execute("create table item (id int, day int, kind text) partition by range (day)")
-    # The columns of a partition may lie in another order.
+    # A partition may have its columns in another order than its parent.
     connection.execute("create table p1 (kind text, gone int, day int, id int not null)")
     connection.execute("alter table p1 drop column gone")
     connection.execute("alter table item alter id set not null")
@@ -60,7 +60,8 @@ def test_a_row_that_moves_to_another_partition_is_touched(connect, predicate):
 
 @pytest.mark.parametrize("predicate", [None, "kind = 'b'"])
 def test_what_a_merge_updates_is_touched_where_it_inserts_into_partitions_too(connect, predicate):
-    """PostgreSQL shows triggers the row that was inserted last in the place of each that is updated behind it."""
+    """In an upsert PostgreSQL passes triggers the row that was inserted last, instead of each row that is updated after
+    it."""
     connection = connect()
     connection.execute(
         "create table item (id int primary key, kind text) partition by range (id);"

@@ -1,4 +1,4 @@
-"""Control pods: when their turn comes, and what they make the downstream give up."""
+"""Control pods: when they are due, and the ids that the downstream returns for them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_control_pod_of_a_users_own_may_name_anything(item, tbl):
 
 
 class Mirror:
-    """A downstream that knows of each id its table and the seq of its last write."""
+    """A downstream that stores for each id its table and the seq of its last write."""
 
     def __init__(self, connection):
         self.connection = connection

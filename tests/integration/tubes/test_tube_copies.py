@@ -1,4 +1,4 @@
-"""Copies that the shipped Spark application keeps, of shards, several tables and tubes; and what they give up."""
+"""Copies that the shipped Spark application keeps, of shards, several tables and tubes; and the ids that they return."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COPY = "{tube}.{table}"
 
 @pytest.fixture
 def replay(db, monkeypatch):
-    """One batch by dags/spark/mirror.py."""
+    """Process one batch with dags/spark/mirror.py."""
 
     def run(feed=COPIES):
         with batch_of(feed, db) as job:
@@ -37,7 +37,7 @@ def replay(db, monkeypatch):
 
 @pytest.fixture
 def settle(db, connect, replay):
-    """All that a tube's worker has to do, until nothing is left."""
+    """Do all work of a tube's worker until nothing is left."""
 
     def run(feed=COPIES):
         connection = connect()
@@ -76,7 +76,7 @@ def shards(prepared_shards, connect):
 
 @pytest.fixture
 def copied(shards):
-    """The same, with all that was touched copied already."""
+    """The same, after everything that was touched has been copied."""
     shards.execute(f"insert into copies.flight {BOTH}; delete from copies")
     return shards
 

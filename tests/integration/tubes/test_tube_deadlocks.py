@@ -1,4 +1,4 @@
-"""Where writers of a table are in a deadlock, PostgreSQL may end a backfill of it, which goes on all the same."""
+"""In a deadlock with writers of a table, PostgreSQL may cancel a backfill. The backfill then continues."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def deadlock(item, connect, gate) -> Iterator[None]:
     yield
     for thread in threads:
         thread.join(60)
-    # The session that was ended says so when it is closed.
+    # The cancelled session reports the error when it is closed.
     until(item, DEADLOCK)
 
 

@@ -1,4 +1,4 @@
-"""The feed of a tube under the consumer transaction: what a worker gets, and what of it is kept."""
+"""The feed of a tube in the consumer transaction: the changes that a worker gets, and the progress that is kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prepared_item():
 
 
 def work(db, feed=FEED, limit=1000, source=None, write=None):
-    """The ids of the next batch, done."""
+    """Process the next batch, and return its ids."""
     return [change.id for change in taken(feed, db, source, limit, write)]
 
 

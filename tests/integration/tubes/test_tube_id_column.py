@@ -1,4 +1,4 @@
-"""Which column holds a table's ids, whatever becomes of the table."""
+"""The column that holds a table's ids, whatever happens to the table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SWAP = (
 
 
 def swapped(connection, predicate=None):
-    """A table whose integer ids became bigint, the way it is done without a rewrite."""
+    """A table whose integer ids became bigint by the usual way without a rewrite."""
     connection.execute("create table item (id int primary key, kind text not null default 'a')")
     make(connection, predicate=predicate)
     attach(connection)
@@ -184,7 +184,7 @@ def test_rows_without_an_id_are_no_fault_where_each_row_is_taken_by_itself(conne
 
 @PREDICATES
 def test_rows_without_an_id_are_passed_over_by_a_backfill(connect, predicate):
-    """For any order and size of chunks."""
+    """For all orders and sizes of chunks."""
     connection = connect()
     connection.execute(LOOSE)
     connection.execute(

@@ -1,4 +1,4 @@
-"""How far a worker is behind, and what is in the tubes."""
+"""The lag of a worker, and the contents of the tubes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock waits while a tube is changed."""
+"""The lock waits of changes of a tube."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prepared_item():
 
 
 class Doing(threading.Thread):
-    """Something that another session does meanwhile, and what it raised."""
+    """A call in another session meanwhile, and the error that it raised."""
 
     def __init__(self, connection, *calls):
         super().__init__()

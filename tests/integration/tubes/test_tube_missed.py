@@ -1,4 +1,5 @@
-"""Rows that came with a partition are in no pod: that is told until a backfill has brought them."""
+"""Rows that were in a table when it became a partition are in no pod. Health reports them until a backfill has touched
+them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def connection(q):
 
 
 def table(connection, name):
-    """A table of this name; returns it as SQL."""
+    """Create a table with this name, and return the name as SQL."""
     quoted = sql.Identifier(name)
     connection.execute(sql.SQL("create table {} (id bigint primary key)").format(quoted))
     return quoted.as_string(connection)

@@ -1,5 +1,4 @@
-"""A predicate is one expression. It runs with the rights of each attached table's owner, and the owner must have
-agreed."""
+"""A predicate is one expression. It runs with the rights of each attached table's owner, who must have agreed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mending the capture of many tables: what hinders one hinders no other."""
+"""Repairing the capture of many tables: a table that cannot be repaired does not hinder the others."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_users_transaction_is_not_ended_as_a_deadlock_by_a_change_of_several_t
 
     thread = threading.Thread(target=change)
     thread.start()
-    # In some of the cases it has nothing to wait for, and ends.
+    # In some of the cases it need not wait, and ends.
     while thread.is_alive() and not one(two, waits(changing)):
         thread.join(0.01)
     user.execute(f"lock table only {second} in row exclusive mode")

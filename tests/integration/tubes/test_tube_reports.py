@@ -1,4 +1,4 @@
-"""Reports of several tables of a tube: exactly what their query returns for all ids, whatever wrote the tables."""
+"""Reports of several tables of a tube: they equal the result of their query for all ids, whatever wrote the tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHOWN = "select order_id, customer, cents from total order by 1"
 
 
 def make_orders(connection):
-    """Two orders with lines, of which the report knows, and the report."""
+    """Two orders with lines that are in the report, and the report."""
     connection.execute(TABLES)
     connection.execute("insert into orders values (1, 'ann'), (2, 'bob')")
     connection.execute("insert into order_line values (11, 1, 5), (12, 1, 7), (21, 2, 9)")
@@ -73,7 +73,7 @@ def whole(connection):
 
 
 def compute(results, source=None, query=TOTAL, limit=1000):
-    """One batch; whether there was any."""
+    """Process one batch. Return whether there was any."""
     with ConsumerTransaction(FEED, results, source, busy_timeout=10) as consumer:
         if consumer.claim(limit) is None:
             return False
@@ -249,7 +249,7 @@ def test_a_report_equals_one_that_is_computed_anew_after_random_writes(db, order
 
 
 def test_the_comparison_notices_a_query_that_began_before_the_claim(db, orders, connect, monkeypatch):
-    """As ``recompute`` says why the query has to begin after the claim."""
+    """As the docstring of ``recompute`` says, the query must begin after the claim."""
     early = connect()
     early.execute("begin isolation level repeatable read")
     early.execute("select from orders limit 1")

@@ -1,4 +1,4 @@
-"""Dropped tables stay gone. In a dump they are only numbers, which mean other tables after a restore."""
+"""Dropped tables stay dropped. A dump has only their numbers, which belong to other tables after a restore."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def connection(prepared_database, connect):
 
 @pytest.fixture(params=STRANGERS)
 def stranger(connection, request):
-    """Its number means another relation."""
+    """The number of the dropped table belongs to another relation."""
     number = one(connection, "select 'old'::regclass::oid")
     connection.execute("drop table old")
     connection.execute(STRANGERS[request.param])
@@ -231,7 +231,7 @@ def load_over_triggers(connection, dumped):
     for number in (1, 2, 3):
         connection.execute("delete from item where id = %s", [number])
     connection.execute("insert into item values (4); insert into old values (5)")
-    # Loaded behind the tube itself, which captures look up by its name.
+    # Load the rows after the tube itself, because captures look the tube up by its name.
     connection.execute("create schema zoo; create table zoo.beast (id bigint primary key)")
     connection.execute("insert into zoo.beast values (7), (8)")
     attach(connection, "zoo.beast")

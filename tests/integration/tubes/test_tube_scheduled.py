@@ -1,4 +1,4 @@
-"""Scheduled backfills: carried out by the worker that they are asked of, which has other duties too."""
+"""Scheduled backfills: the worker that is asked for a backfill carries it out, beside its other work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def settle(connection, db):
 
 
 def test_scheduling_leaves_out_a_table_whose_last_backfill_is_not_worked_off(item):
-    """Its end pod is there."""
+    """Its end pod exists."""
     tubes.backfill(item, "q", "public.item", "day")
     assert one(item, SCHEDULE) == 0
     item.execute("delete from q")

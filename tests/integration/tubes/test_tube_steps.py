@@ -1,4 +1,4 @@
-"""Whom a backfill in steps waits for, and which go on side by side."""
+"""The sessions for which a backfill in steps waits, and backfills that run at the same time."""
 
 from __future__ import annotations
 

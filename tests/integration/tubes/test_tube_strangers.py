@@ -118,7 +118,7 @@ def test_a_table_that_has_become_a_view_is_refused(owner, admin):
         owner.execute(f"drop trigger {name} on own.mine")
     owner.execute("truncate own.mine; alter table own.mine drop constraint mine_pkey")
     owner.execute("vacuum own.mine")
-    # From version 16 on PostgreSQL itself refuses this.
+    # Since version 16 PostgreSQL itself refuses this.
     with suppress(psycopg.errors.WrongObjectType):
         owner.execute(
             'create rule "_RETURN" as on select to own.mine do instead select 1::bigint as id from own.note()'
@@ -160,7 +160,7 @@ ASKED = {
 def test_nothing_that_a_predicate_leaves_behind_runs_for_who_asked(owner, admin, left, asked):
     make(admin, predicate="own.settled(0) and own.wanted()")
     owner.execute(LEFT_BEHIND[left])
-    # Of constants alone, and said to be immutable, it runs when it is planned.
+    # With constant arguments, and declared immutable, the function runs while a query is planned.
     owner.execute(
         "create function own.at_once() returns boolean language plpgsql as $$ begin return own.wanted(); end $$;"
         "create function own.settled(i bigint) returns boolean immutable language plpgsql as "

@@ -1,4 +1,4 @@
-"""Touching by hand."""
+"""Touching ids by SQL."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_one_that_was_paused_while_it_waited_touches_nothing(item, connect):
 
 
 def hasty(db):
-    """A database that ends sessions which are idle, though not before they can say what they need."""
+    """A database that ends idle sessions, but not before they have sent their first statements."""
     return make_conninfo(db, options="-c idle_session_timeout=3s")
 
 
@@ -210,7 +210,7 @@ def test_behind_a_pooler_nothing_is_set_for_others(pgbouncer):
 
 
 def test_a_backfill_of_a_server_that_falls_silent_ends_and_leaves_no_lock(item, db, proxy, connect_to):
-    """Also on a connection that is not ours."""
+    """Also on a connection that this package has not opened."""
     connection = connect_to(through(proxy, db))
 
     def work():

@@ -87,7 +87,7 @@ def test_a_predicate_that_the_worker_may_not_evaluate_is_an_error_and_empties_no
 
 
 def worker_of(connection, role):
-    """A worker with the rights that the README names; its connection string."""
+    """Return the connection string of a worker with the rights that the README names."""
     who = role("worker")
     connection.execute(
         f"select tube.grant_consumer('{who.name}');"

@@ -1,4 +1,5 @@
-"""Working control pods off: none holds up another, what can never be done is taken away and told, the rest stays."""
+"""Processing control pods: none hinders another. A pod that can never be processed is deleted and reported, any other
+stays."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ FEED = TubeFeed("q")
 
 
 def make_item(connection):
-    """A table and its copy, in which there is a row that the table lacks."""
+    """A table and its copy. The copy has a row that the table lacks."""
     connection.execute(
         "create schema qs; create table item (id bigint primary key, day date);"
         "create table qs.item (like item, primary key (id)); insert into qs.item values (7)"
@@ -257,7 +258,7 @@ def test_a_failing_control_pod_leaves_no_connection_open(db, item, role, monkeyp
         item,
         "select not exists (select from pg_stat_activity where usename like 'worker%' and datname = current_database())",
     )
-    # The reference to the error could keep them open.
+    # A reference to the error could keep the connections open.
     assert "permission denied" in str(failed.value)
 
 

@@ -1,4 +1,4 @@
-"""Workers and shards: whose a pod is, also while their number or the shard of a table changes."""
+"""Workers and shards: the worker that gets a pod, also while the number of workers or the shard of a table changes."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_what_waits_does_not_grow_with_the_moves_of_a_table(connect, workers, sh
         found = pods(connection)
         for shard in range(3):
             waiting = [each for _, of, ids in found if of == shard for each in ids]
-            # As it was written, and again as it came from another shard: inserts, updates, the touch by hand.
+            # As it was written, and again as it came from another shard: inserts, updates, and a touch by SQL.
             assert len(waiting) <= (302 + 202 if shard == 0 else 202) + turn
         assert len(controls(connection)) <= len(shards) + 1
     got = []
@@ -206,7 +206,7 @@ def test_a_table_that_comes_back_leaves_a_batch_that_was_claimed_as_it_is(connec
     assert (again["id"], again["attempt"]) == (batch["id"], 2)
     assert sorted(changes(connection, again)) == [1, 1, 2, 2]
     ack(connection, again)
-    # Between its claim and its end the table was another's: what it did may not be what is there now.
+    # Between its claim and its end the table had another worker. Its results may differ from the present rows.
     assert set(drain(connection)) == {1, 2}
 
 

@@ -1,4 +1,4 @@
-"""Nothing of a tube fails a user's write."""
+"""A tube never makes a user's write fail."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_whatever_becomes_of_the_tubes_the_write_goes_through(connect, owner, ac
     for pods_of in ("q", "judged") if "{pods}" in accident else ("q",):
         connection.execute(accident.format(pods=pods_of, owner=owner.name))
     writes(owner.conninfo, "own.item")
-    # The long way round, too.
+    # Also by the slow path.
     connection.execute("alter table own.item rename id to number")
     with psycopg.connect(owner.conninfo, autocommit=True) as session:
         session.execute("insert into own.item values (5)")
@@ -102,7 +102,7 @@ def test_touches_that_are_lost_are_told(connect, owner, role, deed):
     )
     assert told in maintain(connection).attention
     if who == owner.name:
-        # Every role that may use tubes notes it, too.
+        # Any role that may use tubes can record the fault, too.
         assert [(ids, message.split(":")[0]) for ids, message in faults(connection)] == [
             (2, "rows are lost"),
             (0, "a truncation is lost"),
@@ -181,7 +181,7 @@ def test_writers_go_on_while_a_table_is_attached_and_detached(item, connect):
     for turn in range(10):
         detach(item)
         attach(item, shard=turn)
-    # Of those two it is not known whether they came before the capture.
+    # For these two rows it is unknown whether they were written before the capture.
     latest = list(begun)
     while min(n - last for n, last in zip(begun, latest, strict=True)) < 50:
         pass
