@@ -1,18 +1,20 @@
 -- Checks and triggers that every feed uses when it begins to capture a table.
 
 -- The triggers that call a function. pg_depend has an index by which they are found, and pg_trigger has none.
-create function pgchange.triggers_of(function oid) returns setof pg_trigger
+create function pgchange.triggers_of(variadic functions oid[]) returns setof pg_trigger
 language plpgsql stable rows 4
 set plan_cache_mode = force_generic_plan
 -- PostgreSQL makes the plan while the catalogues are small, and keeps it while they grow.
 set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 begin
     return query
         select t.*
         from pg_depend as d
         join pg_trigger as t on t.oid = d.objid and t.tgfoid = d.refobjid
-        where d.refclassid = 'pg_proc'::regclass and d.refobjid = triggers_of.function;
+        where d.refclassid = 'pg_proc'::regclass and d.refobjid = any (functions);
 end
 $$;
 

@@ -43,8 +43,7 @@ $$;
 create function tube.function_name(token text, kind text) returns name
 language plpgsql immutable as $$
 begin
-    return (
-        select case when kind = 'judge' then 'pgchange_judge_' || token else format('pgchange_touch_%s_%s', kind, token) end::name);
+    return case when kind = 'judge' then 'pgchange_judge_' || token else format('pgchange_touch_%s_%s', kind, token) end;
 end
 $$;
 

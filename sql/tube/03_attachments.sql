@@ -212,9 +212,8 @@ begin
     functions := array(select distinct t.tgfoid from pg_trigger as t where t.tgrelid = any (tree) and t.tgfoid = any (functions));
     return query
         select t.tgrelid::regclass, t.tgname, split_part(p.proname, '_', 3), p.oid, t.tgenabled in ('O', 'A')
-        from unnest(functions) as f(oid)
-        join pg_proc as p on p.oid = f.oid
-        cross join lateral pgchange.triggers_of(p.oid) as t
+        from pgchange.triggers_of(variadic functions) as t
+        join pg_proc as p on p.oid = t.tgfoid
         union all
         select t.tgrelid::regclass, t.tgname, k.kind, t.tgfoid, t.tgenabled in ('O', 'A')
         from unnest(tree) as r(relid)

@@ -101,7 +101,7 @@ begin
 end
 $$;
 
--- The body of a trigger function of a table. An update touches the ids before and after it, if the predicate holds for either
+-- The bodies of the trigger functions of a table. An update touches the ids before and after it, if the predicate holds for either
 -- row. If the predicate fails with an error, the row is touched all the same, and counted in tube.fault. The op is B if the
 -- application_name of the session contains backfill.
 --
@@ -110,21 +110,35 @@ $$;
 -- not use otherwise. A single query reads the ids and checks whether the function still fits. If it fails, or if there are more
 -- than ten million ids, tube.row_by_row_query() handles the rows. "return old", which is null here, needs no plan; "return null"
 -- would.
-create function tube.capture_body(attached tube.attachment, op text) returns text
-language plpgsql stable
+--
+-- tube.health() compares them for each attached table. So one call returns all of them, and looks up the names only once.
+create function tube.capture_bodies(attached tube.attachment) returns table (op text, body text)
+language plpgsql stable rows 4
+set plan_cache_mode = force_generic_plan
 set quote_all_identifiers = off
 as $$
 declare
     -- The function reads no pods, so it runs no code of their owner.
     pods regclass := (select t.pods from tube.tube as t where t.name = attached.tube);
-    added text := case when op in ('insert', 'update') then tube.ids_of('pgchange_added', attached) end;
-    removed text := case when op in ('update', 'delete') then tube.ids_of('pgchange_removed', attached) end;
+    pods_name text := tube.full_name(pods);
+    relname name := (select c.relname from pg_class as c where c.oid = attached.tbl);
+    added text := tube.ids_of('pgchange_added', attached);
+    removed text := tube.ids_of('pgchange_removed', attached);
+    still_fits text := format(
+        '%L, %L, %L, %L', pods_name, array[pods::oid, 'tube.seq'::regclass::oid, attached.tbl::oid], array(
+            select a.attnum
+            from unnest(attached.key) with ordinality as k(name, place)
+            left join pg_attribute as a on a.attrelid = attached.tbl and a.attname = k.name
+            order by k.place), attached.key);
+    warning text := quote_literal(replace(format(
+        'a change of %s was not captured: tube %s cannot be written', tube.full_name(attached.tbl), attached.tube), '%', '%%'));
 begin
-    if op = 'truncate' then
-        return tube.truncate_body(attached);
-    end if;
-    -- Without "offset 0", PostgreSQL would read a transition table for each use of its array.
-    return format($body$
+    op := 'truncate';
+    body := tube.truncate_body(attached);
+    return next;
+    foreach op in array array['insert', 'update', 'delete'] loop
+        -- Without "offset 0", PostgreSQL would read a transition table for each use of its array.
+        body := format($body$
 #variable_conflict use_column
 begin
     begin
@@ -149,18 +163,20 @@ begin
     return old;
 end
 $body$,
-        case op when 'update' then 'tube.touched_by_update(i.ids, i.before)' else 'i.ids' end,
-        case op when 'update' then format('%s as ids, %s as before', added, removed)
-                when 'delete' then removed || ' as ids' else added || ' as ids' end,
-        case op when 'update' then 'tube.are_few(i.ids) and tube.are_few(i.before)' else 'tube.are_few(i.ids)' end,
-        format('%L, %L, %L, %L', tube.full_name(pods), array[pods::oid, 'tube.seq'::regclass::oid, attached.tbl::oid], array(
-            select a.attnum
-            from unnest(attached.key) with ordinality as k(name, place)
-            left join pg_attribute as a on a.attrelid = attached.tbl and a.attname = k.name
-            order by k.place), attached.key),
-        format('%L, %L, %L', attached.tube, op, (select c.relname from pg_class as c where c.oid = attached.tbl)),
-        quote_literal(replace(format(
-            'a change of %s was not captured: tube %s cannot be written', tube.full_name(attached.tbl), attached.tube), '%', '%%')),
-        tube.full_name(pods), format('tube.op_of(%L), %s', upper(left(op, 1)), attached.shard));
+            case op when 'update' then 'tube.touched_by_update(i.ids, i.before)' else 'i.ids' end,
+            case op when 'update' then format('%s as ids, %s as before', added, removed)
+                    when 'delete' then removed || ' as ids' else added || ' as ids' end,
+            case op when 'update' then 'tube.are_few(i.ids) and tube.are_few(i.before)' else 'tube.are_few(i.ids)' end,
+            still_fits, format('%L, %L, %L', attached.tube, op, relname), warning,
+            pods_name, format('tube.op_of(%L), %s', upper(left(op, 1)), attached.shard));
+        return next;
+    end loop;
 end
 $$;
+
+-- The body of the trigger function of a table for one kind of statement.
+create function tube.capture_body(attached tube.attachment, op text) returns text
+language sql stable as $$
+    select b.body from tube.capture_bodies(attached) as b where b.op = capture_body.op
+$$;
+

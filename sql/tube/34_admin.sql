@@ -46,19 +46,19 @@ set jit = off
 as $$
     select a.tube, a.tbl, a.shard, a.key, c.untriggered, c.disabled,
            exists (
-               select from generate_subscripts(a.key, 1) as p(place) cross join lateral (select tube.key_attribute(a, p.place)) as i(key)
-               where (i.key).attname is distinct from a.key[p.place] or (i.key).attnum <> a.key_numbers[p.place])
+               select from generate_subscripts(a.key, 1) as p(place) cross join lateral tube.key_attribute(a, p.place) as i
+               where i.attname is distinct from a.key[p.place] or i.attnum <> a.key_numbers[p.place])
            or a.number_of <> a.tbl::oid
            or exists (
                select from pg_proc as p
-               where p.oid = any (c.functions)
-                 and (p.prosrc <> tube.capture_body(a, split_part(p.proname, '_', 3)) or p.proowner <> r.relowner)
+               join tube.capture_bodies(a) as b on b.op = split_part(p.proname, '_', 3)
+               where p.oid = any (c.functions) and (p.prosrc <> b.body or p.proowner <> r.relowner)
            )
            or a.predicate is not null and not exists (
                select from pg_proc as p where p.proname = tube.function_name(a.token, 'judge') and p.proowner = r.relowner),
            (select count(*) from (
                select
-               from pgchange.descendants(a.tbl) as d(relid)
+               from unnest(c.tree) as d(relid)
                cross join lateral (
                    select from tube.fault as f where f.tube = a.tube and f.kind = 'capture' and f.tbl = d.relid limit 1000) as f
                limit 1000) as bounded),
@@ -67,21 +67,22 @@ as $$
                (select format('%s, %I, may not write the pods of tube %I: %s; %s; then backfill it',
                               case when p.proowner = r.relowner then 'its owner' else 'a former owner' end, w.name, t.name, l.lost,
                               tube.rights_hint(w.name, t.pods))
-                from pg_proc as p
+                from (select distinct o.proowner from pg_proc as o where o.oid = any (c.functions)) as p
                 cross join lateral pg_get_userbyid(p.proowner) as w(name)
                 cross join lateral tube.what_is_lost(p.proowner, t.pods) as l(lost)
-                where p.oid = any (c.functions) and l.lost is not null
+                where l.lost is not null
                 limit 1),
                (select format(
                    'writes through %1$s, a parent of it or of its child, are not captured; detach it, attach %1$s to tube %2$I, '
-                   'and backfill', p.relid, t.name)
-                from tube.outer_parents(a.tbl) as p(relid)
-                where (tube.attachment_of(p.relid, a.tube)).tube is null
-                order by p.relid limit 1),
+                   'and backfill', p.inhparent::regclass, t.name)
+                from pg_inherits as p
+                where p.inhrelid = any (c.tree) and p.inhparent <> all (c.tree) and (tube.attachment_of(p.inhparent, a.tube)).tube is null
+                order by p.inhparent limit 1),
                (select format(
                    'nothing is captured: it has the foreign table %s as a child, and PostgreSQL refuses updates and deletes of a '
-                   'foreign table through a captured table; end the inheritance, or detach the table', f.child)
-                from pgchange.foreign_child(a.tbl) as f(child) where f.child is not null)),
+                   'foreign table through a captured table; end the inheritance, or detach the table', f.oid::regclass)
+                from pg_class as f where f.oid = any (c.tree) and f.relkind = 'f'
+                order by f.oid limit 1)),
            (select count(*) from tube.fault as f where f.tube = a.tube and f.kind = 'missed' and f.tbl = a.tbl),
            tube.id_trouble(a)
     from tube.attachment as a
@@ -91,15 +92,19 @@ as $$
             select f.* from tube.captures(a.tbl, a.tube) as f
         )
         select array(
-                   select d.relid from pgchange.descendants(a.tbl) as d(relid)
+                   select d.relid from unnest(o.tree) as d(relid)
                    where (select count(distinct f.op) from found as f where f.relid = d.relid) < cardinality(o.ops)
                    order by d.relid),
                coalesce(array_agg(distinct f.relid) filter (where not f.enabled), '{}'),
-               array_agg(distinct f.function) filter (where f.op not in ('guard', 'bar'))
-        from tube.capture_ops(a.tbl) as o(ops)
+               array_agg(distinct f.function) filter (where f.op not in ('guard', 'bar')),
+               o.tree
+        -- "offset 0" keeps the planner from evaluating an array at each of its uses.
+        from (
+            select tube.capture_ops(a.tbl) as ops, array(select d.relid from pgchange.descendants(a.tbl) as d(relid)) as tree offset 0
+        ) as o
         left join found as f on true
-        group by o.ops
-    ) as c(untriggered, disabled, functions)
+        group by o.ops, o.tree
+    ) as c(untriggered, disabled, functions, tree)
     join tube.tube as t on t.name = a.tube
     where tube.are_pods(t.pods, t.name) and not tube.is_gone(a)
 $$;
