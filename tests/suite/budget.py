@@ -17,11 +17,11 @@ from pathlib import Path
 
 FILE = Path("tests/suite/budget.json")
 WORTH_NAMING = 2.0
-"""CPU seconds by which a file must have grown to be named."""
+"""A file is reported if it has grown by at least this number of CPU seconds."""
 DEAR = 1.0
-"""CPU seconds from which on a test function has a price of its own."""
+"""A test function with at least this number of CPU seconds is recorded separately."""
 A_TEST, A_CAMPAIGN = 0.2, 10.0
-"""Guesses for files that nobody has measured: CPU seconds of an ordinary test, and of a test in `system` or `chaos`."""
+"""Estimates for files without a recorded cost: CPU seconds of an ordinary test, and of a test in `system` or `chaos`."""
 QUICK = ("tests/unit/", "tests/integration/")
 RELEASE = "\npytestmark = pytest.mark.release("
 TEST = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
@@ -29,10 +29,8 @@ TEST = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class FileCost:
-    """CPU seconds of a test file, of its dear test functions (with all their parameters), and of each other function.
-
-    ``wall`` are the seconds that the file took beside two other workers.
-    """
+    """CPU seconds of a test file, of its expensive test functions (with all their parameters), and of each other
+    function. ``wall`` are the seconds that the file took beside two other workers."""
 
     total: float
     wall: float
@@ -68,7 +66,7 @@ class Spent:
     wall: Mapping[str, float]
 
     def on(self, yardstick: float) -> Spent:
-        """Convert to the speed of another machine."""
+        """Convert the costs to the speed of another machine."""
         factor = yardstick / self.yardstick
         files = {
             path: {name: seconds * factor for name, seconds in functions.items()}
@@ -119,14 +117,14 @@ def _a_line_for_each_file(text: str) -> str:
 
 
 def unrecorded(root: Path) -> list[str]:
-    """Complain of test files that have no budget; empty if there are none."""
+    """Describe test files that have no budget; empty if there are none."""
     files = recorded(root).files
     missing = [path for path in _test_files(root) if path not in files]
     return [f"{path} has no budget; record it: make test RECORD={path}" for path in missing]
 
 
 def _test_files(root: Path) -> list[str]:
-    """The test files that ``make test`` runs: not those that are left to the release as a whole."""
+    """Return the test files that ``make test`` runs, without files that run only in a release."""
     found = [path for path in (root / "tests").rglob("test_*.py") if RELEASE not in path.read_text()]
     return sorted(path.relative_to(root).as_posix() for path in found)
 
@@ -152,7 +150,7 @@ def _costs(root: Path) -> Mapping[str, FileCost]:
 
 
 def durations(root: Path) -> Callable[[str], float]:
-    """Return a function that tells how many seconds a test file, or a test of it, takes in a run."""
+    """Return a function for the seconds that a test file, or a test in it, takes in a run."""
     files, price = _costs(root), prices(root)
 
     def duration(test: str) -> float:
@@ -165,7 +163,7 @@ def durations(root: Path) -> Callable[[str], float]:
 
 
 def prices(root: Path) -> Callable[[str], float]:
-    """Return a function that tells the CPU seconds of a test file (``path``) or of a test function (``path::name``)."""
+    """Return a function for the CPU seconds of a test file (``path``) or of a test function (``path::name``)."""
     files = _costs(root)
 
     @functools.cache

@@ -77,7 +77,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _speed() -> float:
-    """How many times as fast this machine is as the one of the recorded prices."""
+    """Return how many times faster this machine is than the machine of the recorded costs."""
     return budget.recorded(ROOT).yardstick / min(budget.yardstick() for _ in range(3))
 
 
@@ -93,7 +93,7 @@ def _tell(plan: Plan) -> None:
 
 
 def _lint(changed: Sequence[Change]) -> list[str]:
-    """The linters that fail on the changes."""
+    """Run the linters on the changes, and return those that fail."""
     files = [
         change.path for change in changed if change.path.endswith(".py") and (ROOT / change.path).exists()
     ]

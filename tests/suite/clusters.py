@@ -17,11 +17,11 @@ from demo.postgres import Cluster, embedded_binaries, system_binaries
 from tests.suite import postgresql, room
 
 SERVERS = {"system": system_binaries, "embedded": embedded_binaries}
-"""The newest PostgreSQL of the system, with contrib; the one of a wheel, without."""
+"""The newest PostgreSQL of the system, with contrib, and that of a wheel, without contrib."""
 ON_DEMAND: Mapping[str, Callable[[], Path]] = {
     version: functools.partial(postgresql.binaries, version) for version in postgresql.VERSIONS
 }
-"""One of each major version, with contrib, for runs that ask for it."""
+"""A PostgreSQL of each major version, with contrib, for runs that ask for it."""
 TEMPLATE = "pgchange_template"
 """A database with all our schemas, in each cluster."""
 SETTINGS = {
@@ -38,10 +38,8 @@ that calls a function in plpgsql would load the library by itself."""
 
 
 def new_cluster(server: str, settings: Mapping[str, str] | None = None, family: int = 1) -> Cluster:
-    """A new cluster of initdb with ``TEMPLATE`` in it, started.
-
-    Clusters of one family have the same identity, those of two do not; all databases of common tests are in family 0.
-    """
+    """Create a cluster with initdb, install ``TEMPLATE`` in it, and start it. Clusters of one family have the same
+    identity, clusters of different families do not. All databases of common tests are in family 0."""
     cluster = _copy(server, settings, family)
     cluster.start()
     return cluster
@@ -65,7 +63,7 @@ def maintenance_connection(cluster: Cluster) -> psycopg.Connection[Any]:
 
 
 def install(cluster: Cluster) -> None:
-    """Replace its database ``postgres`` by a database with all our schemas, and remove ``TEMPLATE``."""
+    """Drop the cluster's database ``postgres``, and give its name to ``TEMPLATE``, which has all our schemas."""
     with psycopg.connect(cluster.conninfo("template1"), autocommit=True) as connection:
         connection.execute("drop database postgres")
         connection.execute(f"alter database {TEMPLATE} rename to postgres")
@@ -73,7 +71,7 @@ def install(cluster: Cluster) -> None:
 
 @functools.cache
 def _prepared(server: str, family: int) -> Cluster:
-    """The cluster that a family are copies of; whichever process of the run comes first makes it."""
+    """Return the cluster from which a family is copied. The first process of the run that needs it creates it."""
     binaries, folder = {**SERVERS, **ON_DEMAND}[server](), room.take() / f"prepared-{server}-{family}"
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -82,7 +80,7 @@ def _prepared(server: str, family: int) -> Cluster:
             _make_template(made)
             made.stop()
             made.folder.rename(folder)
-            # A wheel that the server's user cannot reach was copied.
+            # The files of the wheel were copied, because the server's user may not be able to read them.
             (folder / "binaries").symlink_to(
                 folder / made.binaries.relative_to(made.folder)
                 if made.folder in made.binaries.parents

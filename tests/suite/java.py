@@ -18,7 +18,8 @@ KEPT = CACHE / "java-options"
 
 
 def start_soon() -> None:
-    """Let the JVMs that this process and its children start do so, where the set-up was made and nothing else is set."""
+    """Let JVMs start fast that this process and its children start, unless the archive is missing or the variable is
+    set."""
     if KEPT.exists():
         os.environ.setdefault(VARIABLE, KEPT.read_text())
 

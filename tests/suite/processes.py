@@ -1,4 +1,4 @@
-"""A command with all that it leaves behind: what that cost, and that nothing of it lives on."""
+"""Run a command, measure the cost of all its descendants, and kill those that remain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ended:
     code: int
     wall: float
     cpu: float
-    """Of the command, of its children and of servers that it started, in seconds."""
+    """The CPU seconds of the command, of its children, and of servers that it started."""
     left: Sequence[str]
     """Kill the processes that it started and did not stop, and return their command lines."""
 
@@ -61,7 +61,7 @@ def _wait_for(pid: int) -> int:
         try:
             ended, status = os.wait()
         except KeyboardInterrupt:
-            # The command got it, too, and ends in its own time.
+            # The command got the signal, too, and ends by itself.
             continue
         if ended == pid:
             return os.waitstatus_to_exitcode(status)
@@ -89,11 +89,11 @@ def runs(pid: int) -> bool:
 
 
 def state(pid: int) -> str | None:
-    """The letter that the kernel has for the state of a process; None where there is none."""
+    """Return the letter of the state of a process, as the kernel shows it; None if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        # The second where it goes while its file is read.
+        # The process may end while its file is read.
         return None
 
 
@@ -108,7 +108,7 @@ def _children() -> float:
 
 
 def said_with(archive: Path, code: str, folder: Path) -> str:
-    """Return the output of code that runs in a Python of its own, in a folder, with only an archive on its path."""
+    """Run code in a new Python process, in a folder, with only an archive on its path. Return the output."""
     ran = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONPATH": str(archive)},

@@ -34,7 +34,7 @@ TESTED = (
     "constraints.txt",
 )
 MORE_SERVERS = ("16", "17", "18")
-"""On which only integration tests run: the versions between those of the two servers, and 18 with contrib."""
+"""Only integration tests run on these: the versions between those of the two servers, and 18 with contrib."""
 SEEDS = ("20130101", "7", "11")
 TIMEOUT = "7200"
 
@@ -43,7 +43,7 @@ TIMEOUT = "7200"
 class Part:
     name: str
     arguments: tuple[str, ...]
-    """Of Python."""
+    """Versions of Python."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -124,7 +124,7 @@ def _run(part: Part, clone: Path, summary: Path) -> bool:
     ended = processes.run(
         [".venv/bin/python", *part.arguments], environment() | {java.VARIABLE: ""} | part.environment, clone
     )
-    # Of a file whose tests all need what this server has not, none is left.
+    # If all tests of a file need something that this server lacks, no test is left.
     fine = ended.code in (0, 5) and not ended.left
     line = f"{part.name}: {'passed' if fine else 'FAILED'}, {ended.wall:.0f} s, {ended.cpu:.0f} CPU seconds"
     with summary.open("a") as file:
@@ -135,7 +135,7 @@ def _run(part: Part, clone: Path, summary: Path) -> bool:
 
 @contextmanager
 def taken(file: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Whether this run alone has the file, because another run may use it."""
+    """Lock a file. Yield False if another run has locked it."""
     with file.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -146,7 +146,7 @@ def taken(file: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def _state() -> Path:
-    """The folder of this tree's results."""
+    """Return the folder with the results of this tree."""
     listed = subprocess.run(
         ["git", "ls-tree", "HEAD", *TESTED], cwd=ROOT, check=True, capture_output=True
     ).stdout

@@ -1,4 +1,4 @@
-"""Where a run of the tests keeps its servers and files: in memory, where there is room for them."""
+"""The folder in which a run of the tests keeps its servers and files: in memory, if there is room."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MINE = "PGCHANGE_TEST_ROOM"
 
 
 def take() -> Path:
-    """The folder of this run: made by its first process, which removes it at its end, and used by all that it starts."""
+    """The folder of this run. Its first process creates and removes it; all processes that it starts use it."""
     if MINE in os.environ:
         return Path(os.environ[MINE])
     for left in parent().glob(f"{PREFIX}*"):
@@ -26,24 +26,24 @@ def take() -> Path:
             _clear(left)
     folder = parent() / f"{PREFIX}{os.getpid()}"
     folder.mkdir()
-    # PostgreSQL's own user must get to its files.
+    # The operating system's user of PostgreSQL must be able to reach its files.
     folder.chmod(0o755)
     atexit.register(_clear_if_mine, folder, os.getpid())
-    # Spark has a setting of its own, and Java asks nothing of TMPDIR.
+    # Spark has its own setting, and Java does not read TMPDIR.
     os.environ |= {MINE: str(folder), "TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder)}
     tempfile.tempdir = str(folder)
     return folder
 
 
 def parent() -> Path:
-    """Where the folders of runs are."""
+    """Return the folder in which the folders of runs are."""
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH:
         return MEMORY
     return Path(tempfile.gettempdir())
 
 
 def _clear_if_mine(folder: Path, owner: int) -> None:
-    """A fork that ends as Python does is not the end of the run."""
+    """Clear the folder only in the process that made it: the end of a fork is not the end of the run."""
     if os.getpid() == owner:
         _clear(folder)
 

@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _chosen(metafunc: pytest.Metafunc) -> list[str]:
-    """The servers of a test."""
+    """Return the servers on which a test runs."""
     asked = metafunc.config.getoption("--servers")
     if asked in (*clusters.SERVERS, *clusters.ON_DEMAND):
         return [asked]
@@ -103,7 +103,7 @@ def runs_elsewhere_too(item: pytest.Item) -> bool:
 
 
 def _number(metafunc: pytest.Metafunc, ways: list[Any]) -> int:
-    """A hash of a test's name; of its file's where tests share what is dear to make."""
+    """Return a hash of a test's name, or of its file's name if its tests share an expensive fixture."""
     fixtures = metafunc.definition._fixtureinfo.name2fixturedefs.values()
     together = any(found[-1].scope == "module" for found in fixtures)
     path = metafunc.definition.path.relative_to(metafunc.config.rootpath).as_posix()
@@ -122,7 +122,7 @@ def _server_of(item: pytest.Item) -> str:
 
 @functools.cache
 def has_hstore(server: str) -> bool:
-    """Whether a server has the extension. Those of npm have it, and no pg_config."""
+    """Whether a server has the extension. Servers from npm have it, but have no pg_config."""
     if server in clusters.ON_DEMAND:
         return True
     told = subprocess.run(

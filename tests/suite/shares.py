@@ -20,13 +20,13 @@ from tests.suite import budget
 
 SHARE = "share"
 STARTED_ONCE = ("from tests.spark_session import", "airflow: FastAPI")
-"""In a file's text: it uses what each process starts once, in seconds."""
+"""Text in a file whose tests use a resource that each process starts once, in seconds."""
 COLLECTED = pytest.StashKey[int]()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give a worker its share, where each worker runs what it collects."""
+    """Give a worker its share of the files, because each worker runs everything that it collects."""
     config = node.config
     if config.getoption("dist") != "each":
         return
@@ -43,7 +43,8 @@ def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(config: pytest.Config) -> None:
-    """Let the progress be a part of all tests: pytest-xdist takes the number of one worker's tests for all."""
+    """Report progress as a part of all tests: pytest-xdist takes the number of tests of one worker for the number of
+    all."""
     session = config.pluginmanager.get_plugin("session")
     if COLLECTED in config.stash and session is not None:
         session.testscollected = config.stash[COLLECTED]

@@ -1,4 +1,4 @@
-"""The files of ``sql/`` as PostgreSQL's own parser reads them: the objects that each creates and names."""
+"""Read the files of ``sql/`` with PostgreSQL's own parser: the objects that each file creates and names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ BEGINS = (
     "select|insert|update|delete|with|create|alter|drop|grant|revoke|perform|call|lock|"
     "from|join|cross|left|where|and|or|not|exists|when|case|coalesce|array"
 )
-# A literal is code by its first word, or as a name and nothing else; any other is a sentence: a hint, an advice.
+# A literal counts as code if its first word is an SQL command, or if it is just a name. Other literals are sentences for
+# people.
 CODE = re.compile(
     rf"\$|'\W*({BEGINS})\b|'[a-z_]+\.[\w$%]+(\([^']*\))?'$|'\W*[a-z_]+\.[\w$]+\(.*\)\W*'$", re.DOTALL
 )
@@ -24,7 +25,7 @@ BEFORE_STATEMENT = re.compile(r"(?:\s|--.*\n)*")
 COMMENTS = ("SQL_COMMENT", "C_COMMENT")
 RETURNED = ("FUNC_PARAM_OUT", "FUNC_PARAM_TABLE")
 LONG = 150
-"""So many characters of a body may be those of another function as well."""
+"""Bodies of functions that are shorter than this may be equal."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Object:
 
 @dataclass(frozen=True)
 class SqlFile:
-    """``made`` has the body of each function. ``named`` are the objects that the file names with their schemas, each
-    with the first line that does."""
+    """``made`` has the body of each function. ``named`` has the objects that the file names with their schemas, each with
+    its first line."""
 
     path: str
     made: dict[Object, str]
@@ -59,7 +60,7 @@ class Token:
 
 
 def read(path: str, text: str) -> SqlFile:
-    """The objects that the statements of a file create and name. Comments are for people, and name no objects."""
+    """Return the objects that the statements of a file create and name. Comments are for people, and name no objects."""
     made: dict[Object, str] = {}
     commented = set()
     named: dict[str, int] = {}
@@ -77,7 +78,7 @@ def read(path: str, text: str) -> SqlFile:
 
 
 def looking_forward(files: Sequence[SqlFile]) -> list[str]:
-    """Names of objects that only a later file creates. The files are in the order in which they are loaded."""
+    """Return names of objects that only a later file creates. The files are in the order in which they are loaded."""
     first: dict[str, int] = {}
     for number, file in enumerate(files):
         for thing in file.made:
@@ -91,7 +92,7 @@ def looking_forward(files: Sequence[SqlFile]) -> list[str]:
 
 
 def without_comment(files: Sequence[SqlFile]) -> list[str]:
-    """Objects without a `comment on`, and functions that have no comment above them either."""
+    """Return objects without a `comment on`, and functions without a comment above them."""
     told = {thing for file in files for thing in file.commented}
     return [
         f"{file.path}: {thing}"
@@ -102,7 +103,7 @@ def without_comment(files: Sequence[SqlFile]) -> list[str]:
 
 
 def written_twice(files: Sequence[SqlFile]) -> list[str]:
-    """Functions that do, word for word, what others do."""
+    """Return functions whose body is equal to that of another function."""
     alike = defaultdict(list)
     for file in files:
         for thing, body in file.made.items():
@@ -138,7 +139,7 @@ def _made(kind: str, statement: dict[str, Any]) -> Object | None:
                 takes,
             )
         case "CreateStmt":
-            # A partition that is made with its table has the comment of that.
+            # A partition that is created together with its table shares the comment of the table.
             return Object(
                 "partition" if "partbound" in statement else "table", _relation(statement["relation"])
             )

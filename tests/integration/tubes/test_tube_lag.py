@@ -146,7 +146,7 @@ def test_stats_count_no_further_than_a_thousand(q):
 
 
 def scanned(connection, query):
-    """Rows that a statement's scans of the pods touch, those inside functions included."""
+    """Return the rows that a statement reads in scans of the pods, also inside functions."""
     connection.execute("select pg_stat_force_next_flush()")
     before = one(
         connection, "select idx_tup_fetch + seq_tup_read from pg_stat_user_tables where relname = 'q'"
@@ -277,7 +277,7 @@ def controls_failed(connection, seconds):
 
 @pytest.fixture
 def failing(q, db):
-    """A tube whose control pod has failed, of a worker that has nothing else to do."""
+    """A tube with a control pod that has failed, of a worker without other work."""
     q.execute("""select tube.touch('q', 0, '{}', 'T', '{"type": "mine"}')""")
     assert all_tubes(q).ready == 1
     with pytest.raises(RuntimeError, match="search index"):
@@ -333,7 +333,8 @@ def test_of_all_tubes_control_pods_that_are_worked_off_are_as_if_they_had_never_
 
 
 def planned(connection, query):
-    """For how many workers a look counted the pods, which is dear: it plans queries for each."""
+    """Return the number of workers for which a query counted the pods. That is expensive, because it plans queries for
+    each."""
     connection.execute("set track_functions = 'all'; select pg_stat_force_next_flush()")
     connection.execute("select pg_stat_reset()")
     connection.execute(query)

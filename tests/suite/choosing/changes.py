@@ -13,14 +13,15 @@ HUNK = re.compile(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 
 @dataclass(frozen=True)
 class Change:
-    """A file that changed, and on which of its lines; None for all of them."""
+    """A changed file with its changed lines; None for all lines."""
 
     path: str
     lines: frozenset[int] | None = None
 
 
 def changes(repo: Path, base: str | None = None) -> list[Change]:
-    """The differences from the point where this branch left the main branch: committed, uncommitted and untracked."""
+    """Return the differences from the point where this branch left the main branch: committed, uncommitted and
+    untracked."""
     diff = _git(repo, "diff", "-U0", "--no-renames", "--no-color", "--no-ext-diff", _begin(repo, base))
     untracked = _git(repo, "ls-files", "--others", "--exclude-standard").splitlines()
     return sorted(
@@ -30,7 +31,7 @@ def changes(repo: Path, base: str | None = None) -> list[Change]:
 
 
 def _begin(repo: Path, base: str | None) -> str:
-    """The revision to compare with. On the main branch that is what was pushed, if it is pushed anywhere."""
+    """Return the revision to compare with. On the main branch that is the pushed revision, if there is any."""
     on_main = _git(repo, "branch", "--show-current").strip() == "main"
     bases = [base] if base else ["origin/main"] if on_main else ["main", "origin/main"]
     for one in bases:
@@ -50,7 +51,7 @@ def _changed(diff: str) -> Iterator[Change]:
             path = line[6:].rstrip("\t")
         elif hunk := HUNK.match(line):
             first, count = int(hunk[1]), int(hunk[2] or 1)
-            # Where lines only went away, what is left and right of the gap has changed.
+            # If lines were only deleted, the lines before and after the gap count as changed.
             lines |= set(range(first, first + count)) or {first, first + 1}
 
 

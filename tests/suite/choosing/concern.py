@@ -1,4 +1,4 @@
-"""The tests that ``make check`` runs for a change, and that a mutant has to get past."""
+"""The tests that ``make check`` runs for a change, and that judge a mutant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.suite.choosing.kinds import needed, of_a_release
 from tests.suite.choosing.ranking import Choice, rank
 
 NEAR = 100
-"""Tests of a release are named if they are among so many tests: nearly all of them reach any change somehow."""
+"""Only this number of best tests is searched for tests that a release alone runs: nearly all tests reach any change."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tests.suite.choosing.sql_parts import sql_parts
 from tests.suite.parsing import collector_off
 
 KINDS = (".py", ".sql", ".md")
-# A method's name that many classes have says nothing about who is meant.
+# If many classes have a method of the same name, the name does not tell which class is meant.
 NAMESAKES = 3
 NUMBERED = re.compile(r"\d\d_")
 COMPOSED = re.compile(r"(?<=[a-z])[_$]")
@@ -24,7 +24,7 @@ COMPOSED = re.compile(r"(?<=[a-z])[_$]")
 
 @dataclass(frozen=True)
 class Graph:
-    """``used`` has for each part, by its index, those that it uses; ``texts`` has the files by their paths."""
+    """``used`` has, by the index of each part, the parts that it uses. ``texts`` has the files by their paths."""
 
     parts: Sequence[Part]
     used: Sequence[frozenset[int]]
@@ -44,8 +44,8 @@ def is_test(path: str) -> bool:
 
 
 def read_graph(repo: Path) -> Graph:
-    """Read every file of a checkout that is of a kind that we know; files as they are, committed or not."""
-    # Reading makes no garbage, and takes a seventh less time without the collector.
+    """Read every file of a known kind in a checkout, in its present state, committed or not."""
+    # Reading creates no garbage, and is a seventh faster without the collector.
     with collector_off():
         return _read(repo)
 
@@ -108,7 +108,7 @@ def _used(parts: Sequence[Part], names: _Names) -> Iterator[frozenset[int]]:
 
 @dataclass(frozen=True)
 class _Names:
-    """The object of a name in the file in which it is written."""
+    """Return the object that a name means in the file that contains it."""
 
     modules: Mapping[str, Module]
     by_key: Mapping[str, set[int]]
@@ -145,7 +145,8 @@ class _Names:
             yield f"py:{folder}.conftest.{name}"
 
     def _dotted(self, dotted: str) -> Iterator[str]:
-        """As much of a dotted name as there is, through what a package hands on from its modules."""
+        """Return the longest known beginning of a dotted name, through the names that packages export from their
+        modules."""
         pieces = dotted.split(".")
         for n in range(len(pieces), 0, -1):
             head = ".".join(pieces[:n])

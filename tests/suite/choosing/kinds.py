@@ -15,7 +15,7 @@ from tests.suite.choosing.parts import Part
 from tests.suite.choosing.ranking import Choice, name_of
 
 MAKERS = ("py:tests.spark_session", "py:tests.integration.conftest.connect_server")
-"""Helpers that start a JVM. No test's own price has the JVM in it, because the tests of a worker share it."""
+"""Helpers that start a JVM. The recorded cost of a test does not include the JVM, which the tests of a worker share."""
 AIRFLOW = re.compile(r"^\s*(?:from|import) airflow\b", re.MULTILINE)
 SYSTEM = "tests/system/"
 RELEASE = re.compile(r"^(?:@|pytestmark = )pytest\.mark\.release\(", re.MULTILINE)
@@ -25,7 +25,8 @@ KINDS = {"spark", "airflow"}
 def needed(
     graph: Graph, changed: Sequence[Change], choices: Sequence[Choice]
 ) -> tuple[list[Choice], list[str]]:
-    """Split off the tests of expensive kinds that a change does not need; the rest, and the names of those kinds."""
+    """Split off the tests of expensive kinds that a change does not need. Return the other tests, and the names of these
+    kinds."""
     kinds = _kinds(graph)
     paths = [change.path for change in changed]
     wanted = set()
@@ -89,12 +90,12 @@ def _tests_that_reach(graph: Graph, keys: Sequence[str]) -> set[str]:
 
 
 def _is_of_tests(path: str) -> bool:
-    """Whether a file is a test or a helper of tests; the suite that runs them is neither."""
+    """Whether a file is a test or a helper of tests. The files of ``tests/suite`` are neither."""
     return path.startswith("tests/") and not path.startswith("tests/suite/")
 
 
 def _faces_airflow(graph: Graph, path: str) -> bool:
-    """Whether a file, or a file beside it in its room of the package, imports Airflow."""
+    """Whether a file, or another file in its folder of the package, imports Airflow."""
     pure = PurePosixPath(path)
     room = pure.parts[0] == "airflow_pgchange" and len(pure.parts) > 2
     texts = [

@@ -29,7 +29,7 @@ class Part:
 
 
 def sql_named(text: str) -> set[str]:
-    """All that looks like an object with its schema."""
+    """Texts that look like the name of an object with its schema."""
     return {f"sql:{schema}.{name}" for schema, name in OBJECT.findall(text)}
 
 

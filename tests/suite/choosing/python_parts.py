@@ -19,7 +19,7 @@ TOKEN = re.compile(
 )
 HOLE = re.compile(r"\{([A-Za-z_][\w.]*)")
 MAKES_CODE_UP = re.compile(r"^from tests\.suite\.(?:choosing|mutants)\b", re.MULTILINE)
-"""The tests of those rooms have made-up code in their strings, whose names mean nothing here."""
+"""The strings in the tests of these folders contain made-up code, whose names mean nothing here."""
 IDENTIFIER = re.compile(r'\bIdentifier\(\s*"(\w+)",\s*"(\w+)"')
 
 
@@ -98,7 +98,7 @@ def _lines(node: ast.stmt) -> tuple[int, int]:
 
 
 def _imports(node: ast.stmt, imported: dict[str, str]) -> frozenset[str]:
-    """Note what a statement imports, at any depth; the modules that it runs."""
+    """Record the imports of a statement, at any depth, and return the modules that it runs."""
     found = set()
     waiting: list[ast.AST] = [node]
     while waiting:

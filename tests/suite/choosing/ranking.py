@@ -88,7 +88,7 @@ def name_of(graph: Graph, test: int) -> str:
 
 
 def _parts(graph: Graph, changed: Sequence[Change]) -> tuple[list[int], list[int]]:
-    """The parts with changed lines, and the other parts of the changed files."""
+    """Return the parts with changed lines, and the other parts of the changed files."""
     lines = {change.path: change.lines for change in changed}
     touched: list[int] = []
     beside: list[int] = []

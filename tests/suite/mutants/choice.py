@@ -1,4 +1,4 @@
-"""The tests that a mutant has to get past: those that ``make check`` chooses for its line, and then all of its feed."""
+"""The tests that judge a mutant: those that ``make check`` chooses for its line, and then all tests of its feed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ ALL_FEEDS = "tests/integration/core/"
 """Tests of this folder that reach a mutant belong to its feed, because a test over all feeds has none in its name."""
 OPTIONS = ("--as-named", "-m", "not spark and not airflow")
 HANGS = 45.0
-"""Seconds of an idle machine after which a test hangs, which is to notice the fault. Without one none takes over 6 s."""
+"""Seconds on an idle machine after which a test counts as hanging, which means that it has detected the fault. Without a
+fault no test takes over 6 s."""
 
 
 @dataclass(frozen=True)
 class Jury:
-    """The tests for a mutant, in their order: the choice of ``make check``, and the rest; and options of pytest."""
+    """The tests for a mutant in order, the choice of ``make check`` and then the rest, and options of pytest."""
 
     quick: tuple[str, ...]
     rest: tuple[str, ...] = ()
@@ -38,7 +39,7 @@ class Jury:
 
 
 def jury(root: Path, mutant: Mutant, seconds: float) -> Jury:
-    """Choose the tests that judge a mutant; ``seconds`` are those that ``make check`` has."""
+    """Choose the tests that judge a mutant. ``seconds`` is the time that ``make check`` has."""
     graph, price = _graph(root), budget.durations(root)
     choices = concerned(graph, [Change(mutant.file, frozenset({mutant.line}))]).tests
     quick, left = within(choices, seconds, price)
@@ -55,7 +56,7 @@ def jury(root: Path, mutant: Mutant, seconds: float) -> Jury:
 
 
 def _by_file(tests: list[str]) -> list[str]:
-    """Put tests of a file together, where the first of them is, because they share what is dear to make."""
+    """Put the tests of a file together, at the place of its first test, because they share expensive fixtures."""
     files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     return sorted(tests, key=lambda test: files.index(test.partition("::")[0]))
 

@@ -28,7 +28,8 @@ class Edit:
 
 @dataclass(frozen=True)
 class Mutant:
-    """An edit of a file. Its id outlives changes elsewhere in the file, and a move of its function within the folder."""
+    """An edit of a file. Its id stays the same if the file changes elsewhere, or if its function moves within the
+    folder."""
 
     id: str
     file: str
@@ -42,7 +43,7 @@ class Mutant:
 
     @property
     def feed(self) -> str:
-        """The system or the room of the package that the file is in."""
+        """The system or the subpackage to which the file belongs."""
         folders = PurePosixPath(self.file).parts[1:-1]
         return folders[0] if folders else "package"
 
@@ -55,7 +56,7 @@ class Mutant:
 
 
 def mutants(file: str, text: str, edits: Iterable[Edit], place: Callable[[int], str]) -> list[Mutant]:
-    """The edits of a file, in reading order; of those that are alike in one place each has its number."""
+    """Return the edits of a file in the order of the text. Equal edits in one place are numbered."""
     seen: Counter[str] = Counter()
     found = []
     for edit in sorted(set(edits)):
@@ -79,7 +80,7 @@ def _scope(file: str, place: str) -> str:
 
 
 def _lines(text: str, start: int, end: int) -> str:
-    """The lines that an edit touches, however they are indented."""
+    """Return the lines that an edit changes, with single spaces."""
     last = text.find("\n", end)
     whole = text[text.rfind("\n", 0, start) + 1 : last if last >= 0 else len(text)]
     return " ".join(whole.split())

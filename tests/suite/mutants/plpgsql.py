@@ -31,7 +31,7 @@ _TYPE = re.compile(r"[a-z_][\w$]*\.[a-z_][\w$]*(?:\.[\w$]+)?(?:%(?:row)?type)?(\
 
 @dataclass(frozen=True)
 class Function:
-    """A ``create function`` or a ``do``, where its body is, and what the parser makes of it."""
+    """A ``create function`` or a ``do``, the position of its body, and the parser's result."""
 
     text: str
     start: int
@@ -52,7 +52,7 @@ class Function:
         return [i for i, _ in enumerate(self.body) if i == 0 or self.body[i - 1][2] in _BEFORE]
 
     def line(self, number: int) -> int:
-        """Where a line of the body starts."""
+        """Return the position at which a line of the body starts."""
         return self.start + sum(map(len, self.text[self.start : self.end].splitlines(True)[: number - 1]))
 
 
@@ -90,7 +90,7 @@ def _with_known_types(text: str, header: list[int], start: int, end: int) -> str
 
 
 def _declared(text: str, start: int, end: int) -> Iterator[int]:
-    """Where the types of variables are named."""
+    """Return the positions at which the types of variables are named."""
     tokens = list(words(text[start:end]))
     declaring = False
     for i, (_, _, word) in enumerate(tokens[:-2]):
@@ -117,7 +117,7 @@ def _statement_edits(function: Function) -> Iterator[Edit]:
         if kind == "PLpgSQL_stmt_raise":
             if node.get("elog_level") == _ERROR:
                 yield Edit(start, end, "null;", "swallow error")
-                # Which of the two a function may end with is its parser's to say.
+                # Only the parser knows in which of the two ways a function may end.
                 yield Edit(start, end, "return;", "swallow error")
                 yield Edit(start, end, "return null;", "swallow error")
         elif kind == "PLpgSQL_stmt_if":
