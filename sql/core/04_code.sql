@@ -28,7 +28,7 @@ as $$
     with tree(relid) as (
         select d.relid::oid from pgchange.descendants(tbl) as d(relid)
     ), trusted(id) as (
-        -- The caller, and superusers.
+        -- Code of the caller is trusted. So is that of superusers, who have all rights anyway.
         select r.oid from pg_roles as r where r.rolname = current_user or r.rolsuper
     ), part(class, id) as (
         -- The table itself, because the expressions of a partition key are dependencies of the table.

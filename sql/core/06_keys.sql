@@ -65,7 +65,8 @@ begin
         select c.columns, i.indisprimary
         from pg_index as i
         cross join lateral (
-            -- Null if an index column is an expression. The columns of INCLUDE come after the key columns.
+            -- The names of the key columns of an index, without those of INCLUDE, which come after them. Null if a key column is
+            -- an expression.
             select case when count(a.attname) = count(*) then array_agg(a.attname order by k.place) end
             from unnest(i.indkey::smallint[]) with ordinality as k(number, place)
             left join pg_attribute as a on a.attrelid = i.indrelid and a.attnum = k.number

@@ -54,7 +54,7 @@ as $$
 declare
     known pg_proc := (select p from pg_proc as p where p.oid = sealed_function);
     shown_in name := regexp_replace(known.pronamespace::regnamespace::text, '_sealed$', '');
-    -- All arguments but the first, which is the caller.
+    -- The public function has all arguments of the sealed function but the first, the caller.
     arguments text := regexp_replace(pg_get_function_arguments(known.oid), '^caller pgchange.caller(, )?', '');
     types text := (select string_agg(format_type(t, null), ', ' order by n) from unnest(known.proargtypes) with ordinality as a(t, n) where n > 1);
     -- Without the explicit collation, the function would take over the collation C of type name for all its texts. Then it would

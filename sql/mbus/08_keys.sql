@@ -17,8 +17,8 @@ $$;
 create function mbus.line_before(c integer, whose_key text, own_id bigint) returns table (id bigint, until timestamptz)
 language plpgsql stable rows 1 as $$
 begin
-    -- Here and below: in this form, the planner finds the last message of a key by the index of keys, without reading all
-    -- messages apart.
+    -- `between` and the order by key, here and below, make the planner use the index of keys. It then finds the last message of a
+    -- key without reading all messages apart.
     return query
         select a.id, 'infinity'::timestamptz from mbus.apart as a
         where a.consumer = c and a.key between whose_key and whose_key and a.batch is not null and a.id <> own_id

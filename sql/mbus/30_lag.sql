@@ -160,7 +160,8 @@ begin
         'snapshot', pg_current_snapshot(), 'upto', coalesce(pg_sequence_last_value(known.seq), 0));
 end
 $$;
-comment on function mbus_sealed.point(pgchange.caller, text) is 'All messages that are in a queue now, as a goal.';
+comment on function mbus_sealed.point(pgchange.caller, text) is
+    'A point to wait for: all messages that are in a queue now.';
 
 create function mbus_sealed.passed(caller pgchange.caller, qname text, cname text, goal jsonb) returns jsonb
 language plpgsql volatile security definer

@@ -3,7 +3,7 @@
 -- That a saga is neither done nor rolled back in time; null if it is, or still may be.
 create function mbus.lateness(known mbus.saga) returns text
 language sql stable as $$
-    -- A rollback may take as long as the deadline allowed for the steps.
+    -- A rollback is late if it takes longer than the time that the deadline gave the steps.
     select coalesce(mbus.overdue(known), (
         select format('it is not undone after %s', (clock_timestamp() - known.changed_at)::interval(0))
         where known.state = 'rolling back' and clock_timestamp() - known.changed_at > known.deadline - known.started_at))
@@ -103,10 +103,11 @@ language sql stable as $$
     select exists (select from mbus.saga_message as m where m.saga = known and mbus.qname_of(m.iid) = any (queues))
 $$;
 
--- The sagas that have ended, of the latest that went through each of these queues.
+-- Of the latest sagas with messages in each of these queues, those that have ended.
 create function mbus.latest_ended_of(queues text[], most integer) returns setof mbus.saga
 language sql stable as $$
-    -- The latest of each queue, however many sagas went through others. Sagas that have not ended are listed first in any case.
+    -- Look up the latest sagas of each queue by its index, however many sagas have messages in other queues. Sagas that have not
+    -- ended are listed first in any case.
     select s.*
     from (
         select distinct x.saga from unnest(queues) as q(qname)
@@ -137,7 +138,7 @@ begin
             where s.state in ('forward', 'rolling back') and (sees_all or mbus.goes_through(s.id, queues))
         ),
         latest as materialized (
-            -- Sagas that are stuck are among the oldest.
+            -- Half of the sagas are the oldest, because sagas that are stuck are among those. The other half are the newest.
             select o.s, true as is_open from (
                 (select n.s from not_ended as n order by (n.s).id limit most - most / 2)
                 union

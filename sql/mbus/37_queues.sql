@@ -73,8 +73,8 @@ begin
     end loop;
     execute format('drop view mbus.%I, mbus.%I', 'qt$' || known.qname, 'all$' || known.qname);
     perform mbus.drop_views(c) from mbus.consumer as c where c.qname = known.qname;
-    -- The trigger of the log is dropped with it; otherwise it would prevent dropping a function. Before the tables that consumers
-    -- change after they have read the log.
+    -- Drop the log before the functions, because its trigger uses one of them. Drop it before the tables of consumers, because
+    -- consumers read the log first, so that there is no deadlock.
     execute format('drop table mbus.%I', 'log$' || known.qname);
     perform mbus.forget_consumer(known, c) from mbus.consumer as c where c.qname = known.qname;
     for each_function in

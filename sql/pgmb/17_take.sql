@@ -27,7 +27,7 @@ begin
     ), gone as (
         delete from pgmb.scheduled as s where s.ctid = any (array(select n.place from next as n)) returning s.txid, s.event_id
     )
-    -- Counted by the rows that were found, because maintenance may have set some of them aside before they were taken.
+    -- Count the rows that were found, not those that were deleted: maintenance may have set some of them aside in between.
     select coalesce((select array_agg(g.event_id::text order by g.txid, g.event_id) from gone as g), '{}'), count(*) into ids, n
     from next as x;
     late := n >= most;
@@ -112,9 +112,9 @@ declare
     last bigint[];
     next_txid xid8;
 begin
-    -- A slice is taken if there are fewer than most events before it. Of the remaining slices, the first event of the first slice
-    -- is read. So the limit is 280 higher, because a slice has up to 280 events. All in a single query, because each query of a
-    -- poll costs more than the rows that it reads.
+    -- A slice is taken if fewer than most events come before it. The first event behind the last slice taken is read, too, to know
+    -- whether more is left. A slice has up to 280 events, so the limit is 280 higher than most. All this is a single query,
+    -- because each query of a poll costs more than the rows that it reads.
     select p.ids, p.addressed, p.last, p.next_txid,
            at.scheduled_upto > d.now_id
                or exists (select from pgmb.scheduled as s where s.event_id > at.scheduled_upto and s.event_id < d.now_id)

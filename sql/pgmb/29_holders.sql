@@ -62,7 +62,8 @@ $$;
 -- Why dispatched events in a range of ids must be kept, a row for each event and holder. Reasons: the group has not read the
 -- event; a condition failed for it (fault); a retry that is still to be read names it.
 --
--- Each branch is a pipeline that ends when its reader has seen enough. A search_path of its own would keep it from being inlined.
+-- Without a search_path of its own, so that PostgreSQL inlines it. Then each branch of the union stops reading as soon as its caller
+-- has enough rows.
 create function pgmb.needs_after_dispatch(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
 language sql stable as $$

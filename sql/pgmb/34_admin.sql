@@ -134,7 +134,7 @@ begin
                (select min(l) from pgchange.who_locks(pgmb.lock_key(c.group_id)) as l)
         from pgmb.cursors() as c
         cross join lateral (
-            -- Params may have names that the caller may not read.
+            -- Show params only to a caller that may read the subscriptions, because params may contain names.
             select array(
                 select s.params from pgmb.subscriptions as s
                 where s.group_id = c.group_id and has_table_privilege(caller, 'pgmb.subscriptions', 'select') limit 10) as params

@@ -1,7 +1,7 @@
 -- The record of a tracked table, and placing its trigger function and its triggers.
 
--- The snapshot of everything that other transactions have committed. PostgreSQL's own snapshot does not list this transaction as
--- open.
+-- The snapshot of everything that other transactions have committed. In it, this transaction is open. The snapshot of PostgreSQL
+-- does not list this transaction.
 create function revision.committed_now() returns pg_snapshot
 language sql volatile as $$
     select pgchange.snapshot_of(
@@ -123,7 +123,7 @@ create function revision.place_triggers(tbl regclass, function text) returns int
 language plpgsql as $$
 declare
     known revision.tracked := (select t from revision.tracked as t where t.tbl = place_triggers.tbl);
-    -- These tables were captured up to now by the function of a former owner.
+    -- Tables whose trigger still calls the function of a former owner. They are captured until now, so no rows were missed.
     captured constant regclass[] := array(
         select t.tgrelid from pgchange.triggers_of(to_regprocedure(known.function || '()')) as t where t.tgname = 'pgchange_capture');
     part regclass;

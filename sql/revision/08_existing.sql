@@ -119,7 +119,8 @@ begin
     into looked, upto, unclear;
     within := case when upto is null then 'false' else beyond || ' and ' || revision.beside_key(known, columns, row_alias, '<=', upto) end;
     if unclear > 0 and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id) then
-        -- A branch from an expression is shared if commits of another table go there, or may.
+        -- The table has no branch of its own. A branch from an expression counts as shared if another table puts commits there, or
+        -- may do so.
         execute format($doubt$
             select exists (
                 select from (

@@ -297,8 +297,9 @@ exception when lock_not_available or deadlock_detected then
 end
 $$;
 
--- The transaction of the latest commit of each branch, from its entry of lows to below a transaction; null if there is none.
--- lowest: the lowest of lows. As a constant of the plan, it leaves only the partitions from there on.
+-- For each branch of ids, the transaction of its latest commit, or null if it has no commit in the range. The range begins with
+-- the branch's entry in lows, and ends before the transaction below. lowest: the lowest of lows. It is a constant of the plan,
+-- which then has only the partitions from there on.
 create function revision.latest_commits(ids bigint[], lows xid8[], lowest xid8, below xid8) returns xid8[]
 language plpgsql stable
 set plan_cache_mode = force_custom_plan

@@ -170,7 +170,8 @@ declare
     held text := revision.queue_column(known.key_types);
     row_alias name := (select c.relname from pg_class as c where c.oid = root);
     since pg_snapshot := case when revision.is_native() then known.since else '1:1:' end;
-    -- The time of an attachment is unknown if it is older than the present transaction ids.
+    -- The transaction that attached the partition. If that was before the transaction ids became valid in this cluster, it is
+    -- unknown, so 1 stands for it.
     came_in bigint := (
         select coalesce(max(revision.full_xid(i.xmin)), 1) from pg_inherits as i
         where i.inhrelid = part and revision.full_xid(i.xmin) > revision.native_from());

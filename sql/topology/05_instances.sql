@@ -45,7 +45,7 @@ begin
     if exists (
         select from topology._pico_replicaset as r where r.name = add_replicaset.name or r.uuid = add_replicaset.uuid
     ) then
-        perform pgchange.refuse(format('there is a replicaset %L or one of uuid %L', name, uuid), 'choose others');
+        perform pgchange.refuse(format('there is already a replicaset %L or one of uuid %L', name, uuid), 'choose another name and uuid');
     end if;
     insert into topology._pico_replicaset (name, uuid, current_master_name, target_master_name, tier, weight)
     values (add_replicaset.name, add_replicaset.uuid, '', '', add_replicaset.tier, add_replicaset.weight);
@@ -109,7 +109,8 @@ begin
         where i.name = add_instance.name or i.uuid = add_instance.uuid or i.raft_id = number
     ) then
         perform pgchange.refuse(
-            format('there is an instance %L, or one of uuid %L or raft id %s', name, uuid, number), 'choose others');
+            format('there is already an instance %L, or one of uuid %L or raft id %s', name, uuid, number),
+            'choose another name, uuid and raft id');
     end if;
     -- The address first, because the event of the new instance contains it.
     insert into topology._pico_peer_address (raft_id, address, connection_type) values (number, add_instance.address, 'pgproto')

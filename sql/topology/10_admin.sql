@@ -44,7 +44,8 @@ create function topology.trim_log(
 ) returns text
 language plpgsql volatile security definer as $$
 declare
-    -- The number of newest events to keep. Each event counts with the average size.
+    -- The number of newest events to keep. To convert retention_bytes into a number, each event counts as the average size of an
+    -- event.
     newest bigint;
     holder text;
     gone record;

@@ -69,8 +69,8 @@ $$;
 create function tube.code_hint(known tube.tube) returns text
 language sql stable as $$
     select format('let %I, the owner of %s, remove it', r.rolname, known.pods)
-        -- If the table belongs to the caller or to a superuser, the code belongs to a third role. Using the tube as its owner
-        -- would not help then.
+        -- Only the owner's own code is trusted when the owner uses the tube. If the owner is the caller or a superuser, the code
+        -- belongs to a third role, so this advice would not help.
         || case when r.rolname = current_user or r.rolsuper then '' else ', or use the tube as that role' end
     from pg_class as c join pg_roles as r on r.oid = c.relowner where c.oid = known.pods
 $$;

@@ -211,6 +211,6 @@ language plpgsql as $$
 begin
     perform tube.note_fault(tube, tbl, rows, 'rows are lost: the owner of the table may not insert pods');
 exception when others or assert_failure then
-    null; -- A role that may not record it either has already raised a warning.
+    null; -- If the owner may not record it, the warning must do.
 end
 $$;

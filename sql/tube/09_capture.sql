@@ -45,7 +45,7 @@ begin
         begin
             perform tube.note_fault(%2$L, tg_relid, 0, 'a truncation is lost: the owner of the table may not insert pods');
         exception when others or assert_failure then
-            null; -- A role that may not record it either has already raised a warning.
+            null; -- If the owner may not record it, the warning must do.
         end;
     elsif noted is not true then
         execute format('insert into %%s (op, shard, ids, payload) values (''T'', $1, ''{}'', $2)', pods)
