@@ -171,7 +171,7 @@ def test_what_a_system_needs_comes_with_it(bare_db, connect_to):
 
 def test_what_others_need_is_not_left_out(bare_db, connect_to):
     connection = connect_to(bare_db)
-    with pytest.raises(InvalidArgument, match="pubsub needs revision"):
+    with pytest.raises(InvalidArgument, match="revision cannot be left out, because pubsub needs it"):
         schema.install(connection, without=["revision"])
     assert schemas(connection) == set()
 
@@ -251,7 +251,7 @@ def test_uninstalling_leaves_users_tables_writable(connect):
 
 def test_a_system_that_another_needs_is_not_removed_alone(db, connect_to):
     connection = connect_to(db)
-    with pytest.raises(InvalidArgument, match="pubsub needs revision"):
+    with pytest.raises(InvalidArgument, match="revision cannot be left out, because pubsub needs it"):
         schema.uninstall(connection, ["revision"])
     assert "revision" in schemas(connection)
 
