@@ -48,7 +48,22 @@ def pgchange_maintenance(
                 type=["null", "string"],
                 title="History to keep",
                 description="Such as 30 days; older commits are deleted once every consumer has processed them. "
-                "Empty: nothing is trimmed",
+                "Empty: no limit",
+            ),
+            "retention_bytes": Param(
+                retention_bytes,
+                type=["null", "string"],
+                title="Size of history to keep",
+                description="Such as 10 GB for each feed, with its indexes; older history is deleted once every consumer "
+                "has processed it. Empty: no limit",
+            ),
+            "retention_count": Param(
+                retention_count,
+                type=["null", "integer"],
+                minimum=1,
+                title="Number of changes to keep",
+                description="Such as 1000000 for each feed; older history is deleted once every consumer has processed "
+                "it. Empty: no limit",
             ),
             "saga_retention": Param(
                 saga_retention,

@@ -115,7 +115,7 @@ def test_numbers_of_a_field_that_holds_them_are_what_they_are(db, log):
 
 def test_a_field_that_is_called_as_a_column_of_the_frame_is_refused(db, log):
     publish(log, delays(1))
-    with batch_of(FEED, db) as job, pytest.raises(InvalidArgument, match="called topic already"):
+    with batch_of(FEED, db) as job, pytest.raises(InvalidArgument, match="already has a column topic"):
         job.payloads("Topic string")
 
 
