@@ -239,7 +239,7 @@ create table mbus.dmq (
     properties hstore,
     data hstore
 );
--- Also for searches by the beginning of an iid, which is the name of the queue.
+-- This index finds a message by its iid. It also finds the messages of a queue, because an iid begins with the name of its queue.
 create index on mbus.dmq (iid text_pattern_ops);
 comment on table mbus.dmq is 'Dead messages, which nobody could process. Messages that wait for such a message go on waiting.';
 

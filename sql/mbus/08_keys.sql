@@ -76,8 +76,8 @@ declare
     followers bigint[];
     free bigint[];
 begin
-    -- A recursive query returns messages one step behind before those two steps behind. So no message is here without its
-    -- predecessor.
+    -- The recursive query returns the message directly behind a head first, then the message behind that. So the limit never keeps
+    -- a message without its predecessor.
     followers := array(
         with recursive line as (
             select a.id, a.key, 1 as step

@@ -158,7 +158,7 @@ begin
             $query$, 'log$' || known.qname)
         using c, ready, known.id;
         get diagnostics dropped = row_count;
-        -- If some were dropped, there is room for more.
+        -- If messages were dropped, look again, because the answer has room for others.
         exit when dropped = 0;
     end loop;
     if known.ordered_by is not null and ready <> '{}' and cardinality(ready) < amt then

@@ -125,7 +125,8 @@ begin
             return;
         end if;
         if start.busy <> '{}' then
-            -- A level keeps its busy parts until it is replaced. Once one of them is free, continue there.
+            -- The parts in busy were locked when the level was written, and may be free now. If none is, use another way.
+            -- Otherwise begin at the messages of these parts, which the level left out.
             exit when not exists (
                 select from unnest(start.busy) as b(part) where pg_try_advisory_xact_lock_shared(mbus.part_key(%2$s, b.part)));
             -- Not below the position of all parts, because a fold has deleted the receipts up to there. The position leaves out

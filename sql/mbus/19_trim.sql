@@ -17,7 +17,8 @@ declare
     kept bigint[];
     trimmed bigint := 0;
 begin
-    -- Only if a consumer receives every message, a message that all have passed was received.
+    -- Do nothing without a consumer that receives every message. Only with such a consumer, a message that all positions have
+    -- passed was certainly received.
     if not exists (select from mbus.consumer as c where c.qname = known.qname and c.selector is null)
        or not pg_try_advisory_xact_lock(hashtextextended('mbus trim', known.id))
     then

@@ -68,7 +68,7 @@ comment on table pgmb.events is
 create index events_retries on pgmb.events (id) where topic = 'pgmb-retry';
 
 create table pgmb.events_default partition of pgmb.events default;
-comment on table pgmb.events_default is 'Takes events that fit no other partition, so that publishing never fails.';
+comment on table pgmb.events_default is 'Holds the events that fit no other partition, so that publishing never fails.';
 
 create table pgmb.later (like pgmb.events including all);
 comment on table pgmb.later is
@@ -147,7 +147,7 @@ comment on table pgmb.dispatched is
     'rank of the dispatch. total is that of the dispatcher.';
 create index dispatched_order on pgmb.dispatched (group_id, id);
 create table pgmb.dispatched_default partition of pgmb.dispatched default;
-comment on table pgmb.dispatched_default is 'Takes dispatches that fit no other partition.';
+comment on table pgmb.dispatched_default is 'Holds the dispatches that fit no other partition, so that dispatching never fails.';
 -- Each partition needs a replica identity of its own.
 alter table pgmb.published_0 replica identity full;
 alter table pgmb.published_1 replica identity full;

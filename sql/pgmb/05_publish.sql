@@ -109,7 +109,7 @@ create function pgmb.set_most_aside(
 ) returns void
 language plpgsql as $$
 begin
-    -- Each pass leaves fewer events, unless publishers are faster than this.
+    -- Each pass leaves fewer events than the pass before, unless publishers add them faster. So give up after eight passes.
     for pass in 1..8 loop
         exit when pgmb.set_aside(tbl, lower_id, upper_id, most) < 500;
     end loop;

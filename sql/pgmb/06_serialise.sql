@@ -58,7 +58,7 @@ declare
     answer pgmb.serialised;
 begin
     begin
-        -- An expression, because the plan of a query would contain a copy of the row.
+        -- Call the function in an expression and not in a query, because the plan of a query would contain a copy of the row.
         told := pgmb.serialise_record_for_event(tbl, op, one);
         answer.serialised := told.serialised;
         answer.emit := told.emit;

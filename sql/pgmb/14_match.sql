@@ -173,7 +173,7 @@ set enable_mergejoin = off
 set enable_seqscan = off
 as $$
 begin
-    -- From each condition to the next, so that conditions without a subscription are not read, however many there are.
+    -- Go from each condition with a subscription to the next by the index, so that conditions without a subscription cost nothing.
     return array(
         with recursive used(id) as (
             select min(s.condition_id) from pgmb.subscriptions as s

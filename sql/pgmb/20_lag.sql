@@ -92,8 +92,8 @@ begin
     from pgmb.dispatched as d
     where d.group_id = gid and d.id > reached and d.id < before
     order by d.group_id desc, d.id desc limit 1;
-    -- The dispatches of a single poll have the same total. The group never has more events than all groups together have had
-    -- since.
+    -- total counts the events of all groups, and all dispatches of a poll have the same total. So the estimate is at most its
+    -- growth since the group's cursor.
     return greatest(counted, least(
         at.total - started,
         counted + (counted::double precision * (latest.total - slice.total) / greatest(slice.total - started, 1))::bigint));

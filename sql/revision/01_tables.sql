@@ -51,7 +51,7 @@ comment on table revision.commit_queue is
 create index commit_queue_order on revision.commit_queue (branch_id, txid, id);
 
 create table revision.commit_queue_default partition of revision.commit_queue default;
-comment on table revision.commit_queue_default is 'Takes rows that fit no other partition, so that no write ever fails.';
+comment on table revision.commit_queue_default is 'Holds the rows that fit no other partition, so that no write ever fails.';
 
 -- Refuse to change transaction ids manually, which older guides advised after a restore. pubsub.rebase_after_restore() does it
 -- now.

@@ -43,8 +43,8 @@ begin
     new.key_types := pgchange.key_types(new.tbl, new.key);
     new.key_of := new.tbl;
     if tg_op = 'INSERT' then
-        -- For a table that was tracked before, assume that nothing was committed. Then the queue decides which rows were
-        -- captured.
+        -- If the table was tracked before, some of its rows may have been captured then. The empty snapshot 1:1: makes
+        -- revision.enqueue_existing() look up every row in the queue.
         new.since := case
             when exists (select from revision.untracked as u where u.tbl = new.tbl) then '1:1:' else revision.committed_now() end;
     end if;
@@ -123,7 +123,8 @@ create function revision.place_triggers(tbl regclass, function text) returns int
 language plpgsql as $$
 declare
     known revision.tracked := (select t from revision.tracked as t where t.tbl = place_triggers.tbl);
-    -- Tables whose trigger still calls the function of a former owner. They are captured until now, so no rows were missed.
+    -- Tables whose trigger still calls the function of a former owner. They have been captured so far, so none of their rows is
+    -- missing.
     captured constant regclass[] := array(
         select t.tgrelid from pgchange.triggers_of(to_regprocedure(known.function || '()')) as t where t.tgname = 'pgchange_capture');
     part regclass;
