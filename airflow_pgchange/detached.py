@@ -129,7 +129,7 @@ def renewed(handle: Handle, source: str) -> Iterator[None]:
     """Renew the lease before the block, while it runs, from another thread, and after it, so that the ack has time.
 
     Raises StaleClaim before or after the block if another attempt has begun, or the batch has ended. If the database
-    cannot be reached, the lease is renewed later: the attempt goes on as long as no other has begun.
+    cannot be reached, the lease is renewed later: the attempt continues unless another has begun.
     """
     renew(handle, source)
 

@@ -129,8 +129,8 @@ class BatchGivenUp(Permanent):
 class PoisonousChange(BatchGivenUp):
     """A change has failed alone ``max_attempts`` times, by an error of its own.
 
-    An operator with ``on_give_up="bisect"`` makes it a dead letter and goes on. Otherwise correct the cause, or make it a
-    dead letter with ``airflow-pgchange skip``.
+    An operator with ``on_give_up="bisect"`` makes it a dead letter and continues. Otherwise correct the cause, or make it
+    a dead letter with ``airflow-pgchange skip``.
     """
 
 

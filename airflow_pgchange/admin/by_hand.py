@@ -88,7 +88,8 @@ def move_consumer(results: Connection, source: Connection, feed: Movable, to: da
     for a time if the feed does not support times: positions in a topology's log are terms and indexes.
     """
     point = None if to == "beginning" else ask(source, feed.point_at(None if to == "now" else to))
-    # Hold the consumer's lock, and commit at the source first. Otherwise the source could trim changes that come again.
+    # Hold the consumer's lock, and commit at the source first. Otherwise the source could trim changes that the moved
+    # consumer needs again.
     with translated(), results.transaction():
         if not ask(results, feed.lock()):
             raise ConsumerBusy(f"{feed.name} is at work: stop it, or wait until its batch has ended")

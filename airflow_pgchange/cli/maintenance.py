@@ -50,7 +50,7 @@ def trim(args: Namespace) -> Rows:
     limits = _limits(args)
     if not limits:
         raise InvalidArgument(
-            "say how much history stays: --retention, --retention-bytes or --retention-count"
+            "no limit of the history is given: add --retention, --retention-bytes or --retention-count"
         )
     limits_of(args.retention, args.retention_bytes, args.retention_count)
     with database(args) as connection:

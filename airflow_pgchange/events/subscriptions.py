@@ -86,7 +86,7 @@ def topical(
             )
     if by is not None:
         if not isinstance(by, str):
-            raise InvalidArgument(f"by is the name of a field, not {by!r:.300}")
+            raise InvalidArgument(f"by must be the name of a field, not {by!r:.300}")
         params["by"] = by
     return Selection(PARTITIONED, params, expiry)
 
@@ -111,9 +111,7 @@ def subscribing(group: str, selection: Selection) -> tuple[LiteralString, list[A
     """
     check_group_name(group)
     if not isinstance(selection, Selection):
-        raise InvalidArgument(
-            f"a subscription is by a Selection, or by topical(...), not by {selection!r:.300}"
-        )
+        raise InvalidArgument(f"a subscription needs a Selection or topical(...), not {selection!r:.300}")
     query: LiteralString = (
         "insert into pgmb.subscriptions (group_id, conditions_sql, params, expiry_interval) values (%s, %s, %s, %s) "
         "on conflict (identity) do update set last_active_at = now(), expiry_interval = excluded.expiry_interval "

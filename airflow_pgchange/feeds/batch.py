@@ -64,7 +64,7 @@ class Partition:
 
 
 def whole_of(batch: Mapping[str, Any]) -> str | None:
-    """Return the id of the whole batch of which a batch in work, given as JSON, is a part; None if it is no part."""
+    """Return the id of the batch that was split, given one of its parts as JSON; None if the given batch is no part."""
     bounds = batch.get("bounds", {})
     return bounds["split"]["parts_of"][0] if "split" in bounds and "letter" not in bounds else None
 

@@ -316,8 +316,8 @@ def _opened(plan: Plan, stopped: Callable[[], bool], sessions: Sessions) -> Cons
 
 
 def goes_on(plan: Plan, batch: Batch) -> bool:
-    """Whether a run goes on after an error of the batch itself. It does if the next claim splits the batch, makes it a
-    dead letter, or returns a part once more."""
+    """Whether a run continues after an error that the batch itself causes. It does if the next claim splits the batch,
+    makes it a dead letter, or returns a part once more."""
     if not plan.splits or plan.max_attempts is None:
         return False
     return batch.is_part or batch.attempt >= plan.max_attempts

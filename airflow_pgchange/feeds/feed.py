@@ -49,7 +49,7 @@ class Watched(Protocol):
     progress: ClassVar[Literal["results", "source"]]
     """Where the consumer's lock and progress are kept."""
     covers: ClassVar[str | None]
-    """The kind of feed of which it watches every consumer; None if it watches one consumer, or none."""
+    """The kind of feed, if it watches every consumer of that kind; None if it watches one consumer, or none."""
 
     @property
     def name(self) -> str:

@@ -78,7 +78,7 @@ def _opened(conninfo: str, primary: bool) -> tuple[float, guarded.Connection]:
 
 
 def _cleaned(connection: guarded.Connection) -> guarded.Connection | None:
-    """Return a connection as after ``connections.connect``, on the same session; None if it cannot be had."""
+    """Return a connection as after ``connections.connect``, on the same session; None if the session cannot be reused."""
     is_own = connection.line is not None and connection.line.has_session
     if not is_own or connection.info.transaction_status != TransactionStatus.IDLE:
         return None

@@ -218,7 +218,7 @@ class ConsumerTransaction:
         return Batch.from_json({**row, "feed": self.feed.name, "atomic": self.connection is self._keeper})
 
     def keep_lease(self) -> None:
-        """Let the block end without an ack, after ``resume``. The lease goes on."""
+        """Let the block end without an ack, after ``resume``. The lease stays."""
         self._claimed()
         self._is_leased = True
 

@@ -106,11 +106,11 @@ class Line:
         self._moved_at = self.heard_at
 
     def wait(self) -> None:
-        """Note that a thread or task waits for the server from now on."""
+        """Record that a thread or task begins to wait for the server."""
         self.waiting_since = time.monotonic()
 
     def rest(self) -> None:
-        """Note that the wait is over: the server has answered, or the connection has ended."""
+        """Record the end of the wait: the server has answered, or the connection has ended."""
         self.waiting_since = None
         self.hear()
 
@@ -127,7 +127,7 @@ class Line:
         self._connection = ref(connection)
 
     def hear(self) -> None:
-        """Note a sign of life."""
+        """Record a sign of life."""
         self.heard_at = time.monotonic()
 
     def has_answered(self, within: float) -> bool:

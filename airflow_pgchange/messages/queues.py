@@ -26,7 +26,7 @@ REPLY_TO, REPLY_IID, IN_REPLY_TO = "reply_to", "reply_iid", "in_reply_to"
 MANY_STEPS = 100
 """Maximum number of transactions in which one run of maintenance deletes messages of a queue."""
 WORTHWHILE = 100
-"""If a transaction deletes fewer messages, the next run goes on. So the cost follows what can be deleted."""
+"""If a transaction deletes fewer messages than this, the run stops there. So its cost depends on what can be deleted."""
 
 TEMPORARY = "temp."
 """The prefix of the names of temporary queues."""
@@ -67,7 +67,7 @@ class Message:
             return None
         if isinstance(self.after, str):
             raise InvalidArgument(
-                f"a message is behind a sequence of iids, not the text {self.after!r}: [{self.after!r}]"
+                f"`after` is a sequence of iids, not the text {self.after!r}: [{self.after!r}]"
             )
         return {"consume_after": "{" + ",".join(self.after) + "}"}
 

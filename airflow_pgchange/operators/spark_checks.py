@@ -127,7 +127,7 @@ def check_server(connection: Connection, of_a_driver: Sequence[str]) -> None:
     """Check that a Spark Connect server accepts connections.
 
     Raises ServerUnavailable. Raises InvalidArgument if the connection names no host, or if the operator has arguments
-    ``of_a_driver``, which only a local driver can use.
+    ``of_a_driver``, which have no effect with a Spark Connect server.
     """
     if of_a_driver:
         raise InvalidArgument(

@@ -84,7 +84,7 @@ class DetachedSpark(LeasingOperator, FeedOperator):
         return self._conclude(handle.feed, Drained(1, handle.count, (handle.batch_id,)))
 
     def _start(self, context: Context) -> dict[str, Any]:
-        """Claim a batch and start its driver; the task goes on in ``resume_job``."""
+        """Claim a batch and start its driver; the task continues in ``resume_job``."""
         masters = self._masters()
         feed = feed_of(self.feed)
         handle, done = self._claim(feed, context)

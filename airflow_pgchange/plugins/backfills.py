@@ -20,7 +20,7 @@ from airflow_pgchange.plugins.views import View
 from airflow_pgchange.tubes import backfills as tubes
 
 SHOWN = 100
-"""The most backfills that are shown: first the running backfills, then the latest."""
+"""Maximum number of backfills shown: first the running backfills, then the latest."""
 BACKFILLS = """
 select b.id, b.tube, b.tbl::text as "table", b.order_col::text as "order", b.state, b.looked_at, b.total,
        b.percent::float8, b.touched, b.rate, extract(epoch from b.remaining)::float8 as remaining_seconds, b.message,
@@ -63,7 +63,7 @@ VIEW = View(backfills, datamodels.Backfills(backfills=[], tables=[], trouble=Non
     dependencies=acting("pgchange_backfill_start", Wanted),
 )
 def start(connection_id: str, asked: Wanted) -> Done:
-    """Ask the workers of a tube to backfill a table. An unfinished backfill of the table goes on where it stopped."""
+    """Ask the workers of a tube to backfill a table. An unfinished backfill of the table continues where it stopped."""
     with both(connection_id, None) as (connection, _):
         number = tubes.ask_backfill(connection, asked.tube, asked.table)
     return Done(

@@ -14,9 +14,9 @@ from airflow_pgchange.feeds.queries import records
 from airflow_pgchange.plugins.views import View
 
 INSTANCES = 1000
-"""The most instances that are shown, and the most replicasets."""
+"""Maximum numbers of instances and of replicasets shown."""
 RANGES = 1000
-"""The most ranges of buckets that are shown. Adjacent ranges of one owner are merged."""
+"""Maximum number of ranges of buckets shown. Adjacent ranges of one owner are merged."""
 
 LOG = """
 select n.term, n.index, l.written_at as changed_at

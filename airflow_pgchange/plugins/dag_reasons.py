@@ -20,7 +20,7 @@ from airflow_pgchange.plugins.databases import Key, Place, Places
 from airflow_pgchange.plugins.datamodels import Run
 
 MOST = 1000
-"""The most failed task instances that are read. A mapped task can have many."""
+"""Maximum number of failed task instances read. A mapped task can have many."""
 ConsumerAt = tuple[Place, Key]
 """A consumer, by its place and its key."""
 

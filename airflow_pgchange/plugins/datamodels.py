@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 Answering = Literal["answers", "asked", "late", "down"]
 SHOWN = 20_000
-"""The most characters that are shown of the content of a dead letter or a saga."""
+"""Maximum number of characters shown of the content of a dead letter or a saga."""
 Standing = Literal["failing", "held back", "working", "new", "ready", "idle", "unknown"]
 
 

@@ -16,9 +16,9 @@ from airflow_pgchange.feeds.queries import records
 from airflow_pgchange.plugins.views import View
 
 PARTITIONS = 50
-"""The most partitions that are shown, of those that have begun: the current partition and the oldest."""
+"""Maximum number of partitions shown, of those that have begun: the current partition and the oldest."""
 UPTO = 1000
-"""The most slices that are read in a partition, shared among the groups, and at least one slice of each group."""
+"""Maximum number of slices read in a partition. It is divided among the groups, with at least one slice for each."""
 PATIENCE = "3s"
 """The statement timeout for partitions. The page shows an answer as late after 5 seconds."""
 LEFT_OUT = (

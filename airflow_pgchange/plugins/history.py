@@ -19,7 +19,7 @@ from airflow_pgchange.feeds.queries import ask, records, select
 from airflow_pgchange.plugins import datamodels
 
 ATTEMPTS = 500
-"""The most attempts that are shown of a consumer: the latest."""
+"""Maximum number of attempts shown for a consumer: the latest."""
 SAMPLED_EVERY = 5.0
 """Seconds after which the status of a database is recorded there, and its trends are read again."""
 REST = 20.0

@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, Field
 
 FIELDS = 20
-"""The most invalid fields that a response names."""
+"""Maximum number of invalid fields that a response names."""
 SHOWN = 300
-"""The most characters of a message about a field."""
+"""Maximum number of characters in a message about a field."""
 
 
 def _storable(text: str) -> str:

@@ -19,9 +19,9 @@ from airflow_pgchange.plugins.query_threads import trouble_of
 from airflow_pgchange.plugins.questions import Windows
 
 LETTERS = 200
-"""The most letters that are shown, and the most groups: the latest."""
+"""Maximum numbers of dead letters and of groups shown: the latest."""
 NAMED = 3
-"""The most consumers of a group that are named."""
+"""Maximum number of consumers of a group that are named."""
 IDS = re.compile(
     r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|\b(?=[0-9a-f]*[0-9])[0-9a-f]{8,}\b|[0-9]+(?:[.,:/-][0-9]+)*",
     re.I,

@@ -36,7 +36,7 @@ PATIENCE = 0.8
 LATE = 5.0
 """Seconds after the start of a query from which on the previous answer counts as late."""
 WAITING = 20
-"""The most queries that wait on a line. More are refused, and the page repeats its request within seconds."""
+"""Maximum number of queries that wait for one database. More are refused, and the page repeats its request soon."""
 CROWDED = "too many queries wait for this database: look again in some seconds"
 SETTLED = 30.0
 """Seconds for which an Airflow connection is reused without reading it again. It is also read again after a failure."""

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 LOOKED_LATELY = 3600.0
 """Seconds for which a database is sampled after a user has last looked at it."""
 OTHERS = 200
-"""The most answers that are kept for queries other than status."""
+"""Maximum number of cached answers to queries other than status."""
 
 Connections = Sequence[psycopg.Connection[Any]]
 Row = dict[str, Any]

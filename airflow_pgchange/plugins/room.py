@@ -13,9 +13,9 @@ from fastapi import HTTPException, Request
 from airflow_pgchange.utils.compat import left_before_the_answer
 
 WAITING = 100
-"""The most requests that wait. More are refused."""
+"""Maximum number of waiting requests. More are refused."""
 PATIENCE = 5.0
-"""The most seconds for which a request waits."""
+"""Maximum number of seconds for which a request waits."""
 
 
 @dataclass

@@ -74,7 +74,7 @@ class Job:
             )
 
     def attached(self) -> list[Attached]:
-        """Return the tables that are attached to the tube, in the shards of which this batch has changes.
+        """Return the tables that are attached to the tube under the shards of this batch's changes.
 
         A table that was detached is left out, although the batch may still have ids of it. Its copy is no longer kept up
         to date, so the table needs a backfill when it is attached again. Raises InvalidArgument for a batch of another
@@ -87,7 +87,7 @@ class Job:
         return [attached for attached in self._attached_to(feed) if attached.shard in of_batch]
 
     def shards(self) -> list[int]:
-        """Return the shards of which the batch has changes, for feeds that have shards."""
+        """Return the shards of the batch's changes, for feeds that have shards."""
         return shards(self.feed, self.batch)
 
     def changes(self, shard: int | None = None) -> DataFrame:

@@ -65,7 +65,7 @@ class Wanted:
         if self.which not in get_args(Which):
             raise InvalidArgument(f"which is one of {', '.join(get_args(Which))}, not {self.which!r}")
         if self.table is None and (self.columns is not None or self.which != "there"):
-            raise InvalidArgument("columns and which need a table: name it with table and key")
+            raise InvalidArgument("`columns` and `which` need a table: add the options table and key")
         if self.rule is not None and (self.table is None or self.which != "there" or self.tube is not None):
             raise InvalidArgument(
                 "bucket selects existing rows of a table: name the table with table and key, and leave out which and tube"

@@ -1,4 +1,4 @@
-"""Watch ADBC's connections as ours are: end the wait for a server that gives no sign of life.
+"""Watch ADBC's connections like those of psycopg: end the wait for a server that gives no sign of life.
 
 ADBC does not tell which socket it uses. So we take the only socket that is new after it has connected.
 """

@@ -23,8 +23,8 @@ from airflow_pgchange.topology.replies import PIECE
 log = logging.getLogger(__name__)
 
 RECORD = 8192
-"""Maximum bytes of one TLS record. libpq has room for at least so many in each read. An older libpq can leave the rest
-of a longer record inside the TLS library, where waiting for the socket does not find it."""
+"""Maximum bytes of one TLS record. libpq has room for at least this number in each read. An older libpq can leave the
+rest of a longer record inside the TLS library, where waiting for the socket does not find it."""
 MOUTHFUL = 2048
 """Bytes that are read from one client at once, so that other clients get their turn."""
 GRACE = 5.0
@@ -39,8 +39,8 @@ class Limits:
     """Limits of the relay's clients.
 
     ``startup_timeout``: time to authenticate and begin to receive the snapshot. ``wrong_password_delay``: delay of the
-    error after a wrong password. ``backlog_bytes``: a client with so many unsent bytes gets no more events until it
-    reads. ``stalled_timeout``: a client that reads nothing for so long, though data waits, is disconnected.
+    error after a wrong password. ``backlog_bytes``: a client with this number of unsent bytes gets no more events until
+    it reads. ``stalled_timeout``: a client that reads nothing for so long, though data waits, is disconnected.
     ``refresh_interval``: if some of the missing buckets have arrived, but not all, the minimum age of a client's snapshot
     before it gets another.
     """

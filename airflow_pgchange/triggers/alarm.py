@@ -45,12 +45,12 @@ class Alarm:
         return now >= self._quiet_until and self._enough(lag)
 
     def at_work(self, now: float) -> None:
-        """Note that a consumer holds the lock: do not ring now, and check again after ``LOOK_AGAIN``."""
+        """Record that a consumer holds the lock: do not fire now, and check again after ``LOOK_AGAIN``."""
         self._held = True
         self._quiet_until = now + LOOK_AGAIN
 
     def idle(self, now: float) -> bool:
-        """Note that no consumer holds the lock, and return whether to ring.
+        """Record that no consumer holds the lock, and return whether to fire.
 
         A consumer that has just released the lock without progress has failed. Then the next alarm is put off.
         """

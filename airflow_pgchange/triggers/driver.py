@@ -23,7 +23,7 @@ class DriverTrigger(BaseTrigger):
     """Fires once: when a driver has ended, with its state, or when another attempt on the driver's batch has begun.
 
     In the second case it kills the driver first, and the event has the reason as ``stale``. Until then it renews the
-    lease of the batch. Each renewal opens a connection and closes it at once. The wait goes on while the masters or the
+    lease of the batch. Each renewal opens a connection and closes it at once. The wait continues while the masters or the
     database cannot be reached.
     """
 

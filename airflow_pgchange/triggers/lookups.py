@@ -20,7 +20,7 @@ from airflow_pgchange.triggers.link import Connection
 from airflow_pgchange.triggers.loop_time import within
 
 LOOKED_UP_WITHIN = 30.0
-"""Seconds that a caller waits for a lookup. The lookup itself goes on."""
+"""Seconds that a caller waits for a lookup. The lookup itself continues."""
 CONNECTED_WITHIN = 30.0
 """Seconds for PostgreSQL to accept a connection, on any of the connection's hosts."""
 ASK_AGAIN_AFTER = (1.0, 2.0)

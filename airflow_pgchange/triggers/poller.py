@@ -33,7 +33,7 @@ from airflow_pgchange.triggers.watches import Payload, Watch
 ANSWER_WITHIN = 30.0
 """Seconds for the queries of all subscribers that are due, once the connections are open."""
 RECORDED_WITHIN = 1.0
-"""Seconds for which the last subscriber that leaves a poller waits until its observation is recorded."""
+"""Seconds for which a poller's last subscriber, when it leaves, waits until its observation is recorded."""
 TICK = 0.1
 """Seconds between two looks for new subscribers and due queries: a new subscriber waits at most this long."""
 

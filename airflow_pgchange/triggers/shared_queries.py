@@ -13,7 +13,7 @@ from airflow_pgchange.triggers.subscription import Subscription
 from airflow_pgchange.triggers.watches import Asked
 
 AT_MOST = 50
-"""The most feeds in one query. Such a query has the same timeout as the question about one feed."""
+"""Maximum number of feeds in one query. Such a query has the same timeout as a query about one feed."""
 EACH_BY_ITSELF_FOR = 60.0
 """Seconds for which each feed of a kind has its own query, after a query for many of them took too long."""
 

@@ -40,7 +40,7 @@ def _least(first: N | None, second: N | None) -> N | None:
 
 
 class Watch(Protocol):
-    """A query about one feed that is repeated. ``lasting``: it goes on after its first news."""
+    """A query about one feed that is repeated. ``lasting``: it continues after its first news."""
 
     lasting: ClassVar[bool]
 
@@ -62,10 +62,10 @@ class Watch(Protocol):
         """Return the news for the subscriber, as JSON; None if there is none."""
 
     def failed(self) -> None:
-        """Note that the query failed."""
+        """Record that the query failed."""
 
     def given_up(self) -> None:
-        """Note that the subscriber has left."""
+        """Record that the subscriber has left."""
 
     def unless_at_work(self, held: bool, now: float) -> bool:
         """Whether to send the news, given whether a consumer holds the lock."""

@@ -18,8 +18,8 @@ KEPT = CACHE / "java-options"
 
 
 def start_soon() -> None:
-    """Let JVMs start fast that this process and its children start, unless the archive is missing or the variable is
-    set."""
+    """Let the JVMs of this process and its children use the archive of classes, if it exists. A variable that is set
+    already is kept."""
     if KEPT.exists():
         os.environ.setdefault(VARIABLE, KEPT.read_text())
 
