@@ -159,12 +159,18 @@ begin
              from key as k cross join lateral pgchange.key_type_trouble(k.atttypid, k.attcollation) as t(reason)
              where k.attname is null or pgchange.key_type(k.atttypid) <> k.type or t.reason is not null or not k.attnotnull
              order by k.place limit 1),
-            (select format(
-                'no unique index identifies its rows by %s: several rows can have one id',
-                string_agg(quote_ident(k.attname), ', ' order by k.place))
-             from key as k
-             where not attached.is_grouped
-             having pgchange.key_order(attached.tbl, array_agg(k.attname order by k.place)) is null and count(*) > 0)));
+            (select format('no unique index identifies its rows by %s: several rows can have one id', u.columns)
+             from (
+                 select string_agg(quote_ident(k.attname), ', ' order by k.place) as columns, array_agg(k.attnum) as numbers
+                 from key as k
+             ) as u
+             -- As in pgchange.key_order(), without the names of the columns of all indexes.
+             where not attached.is_grouped and u.numbers is not null and not exists (
+                 select from pg_index as i
+                 where i.indrelid = attached.tbl and i.indisunique and i.indisvalid and i.indpred is null
+                   and i.indnkeyatts = cardinality(u.numbers)
+                   and (i.indkey::smallint[])[:i.indnkeyatts - 1] @> u.numbers
+                   and (i.indkey::smallint[])[:i.indnkeyatts - 1] <@ u.numbers))));
 end
 $$;
 
@@ -200,8 +206,10 @@ set enable_seqscan = off
 as $$
 declare
     token text := (select a.token from tube.attachment as a where a.tbl = captures.tbl and a.tube = captures.tube);
-    names name[] := array(select tube.function_name(token, k) from unnest(array['insert', 'update', 'delete', 'truncate']) as k);
-    functions oid[] := array(select p.oid from pg_proc as p where p.proname = any (names));
+    names name[] := array[
+        tube.function_name(token, 'insert'), tube.function_name(token, 'update'), tube.function_name(token, 'delete'),
+        tube.function_name(token, 'truncate')];
+    functions oid[];
     tree oid[];
 begin
     if token is null then
@@ -209,7 +217,9 @@ begin
     end if;
     tree := array(select d.relid from pgchange.descendants(tbl) as d(relid));
     -- Leave out a function of the same name that another role uses on another table.
-    functions := array(select distinct t.tgfoid from pg_trigger as t where t.tgrelid = any (tree) and t.tgfoid = any (functions));
+    functions := array(
+        select distinct p.oid from pg_trigger as t join pg_proc as p on p.oid = t.tgfoid
+        where t.tgrelid = any (tree) and p.proname = any (names));
     return query
         select t.tgrelid::regclass, t.tgname, split_part(p.proname, '_', 3), p.oid, t.tgenabled in ('O', 'A')
         from pgchange.triggers_of(variadic functions) as t

@@ -6,7 +6,7 @@
 -- transaction id.
 
 -- The body of the trigger function for TRUNCATE: a control pod for each transaction, with the name of the table.
-create function tube.truncate_body(attached tube.attachment) returns text
+create function tube.truncate_body(attached tube.attachment, full_name text) returns text
 language plpgsql stable as $$
 begin
     return format($body$
@@ -53,7 +53,7 @@ begin
     end if;
     return null;
 end
-$body$, attached.shard, attached.tube, tube.full_name(attached.tbl));
+$body$, attached.shard, attached.tube, full_name);
 end
 $$;
 
@@ -121,6 +121,7 @@ declare
     -- The function reads no pods, so it runs no code of their owner.
     pods regclass := (select t.pods from tube.tube as t where t.name = attached.tube);
     pods_name text := tube.full_name(pods);
+    table_name text := tube.full_name(attached.tbl);
     relname name := (select c.relname from pg_class as c where c.oid = attached.tbl);
     added text := tube.ids_of('pgchange_added', attached);
     removed text := tube.ids_of('pgchange_removed', attached);
@@ -131,10 +132,10 @@ declare
             left join pg_attribute as a on a.attrelid = attached.tbl and a.attname = k.name
             order by k.place), attached.key);
     warning text := quote_literal(replace(format(
-        'a change of %s was not captured: tube %s cannot be written', tube.full_name(attached.tbl), attached.tube), '%', '%%'));
+        'a change of %s was not captured: tube %s cannot be written', table_name, attached.tube), '%', '%%'));
 begin
     op := 'truncate';
-    body := tube.truncate_body(attached);
+    body := tube.truncate_body(attached, table_name);
     return next;
     foreach op in array array['insert', 'update', 'delete'] loop
         -- Without "offset 0", PostgreSQL would read a transition table for each use of its array.
