@@ -1,4 +1,5 @@
-"""Arguments of every operator and sensor: templated, checked where they are written out, and once they are rendered."""
+"""Arguments of every operator and sensor: templated, and checked when the operator is created and again when they are
+rendered."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def test_what_no_argument_can_be_is_refused_by_its_name(kind: Any, name: str) ->
 
 
 def refused_by(check: Any) -> tuple[Any, ...]:
-    """Values that are no numbers or no times, for checks of numbers and times."""
+    """Values that are neither numbers nor times, for checks of both."""
     for one, wrong in NUMBERS.items():
         if is_same(check, one):
             return wrong

@@ -253,7 +253,7 @@ def test_a_cheap_test_comes_before_a_dear_one_that_is_a_little_better():
 
 
 def sources(graph: Graph) -> Sequence[str]:
-    """The files whose change somebody has to notice: those with more in them than a docstring."""
+    """The files whose changes a test must detect: those with more than a docstring."""
     paths = sorted(
         {p.path for p in graph.parts if re.match(r"(airflow_pgchange|sql|dags)/.*(py|sql)$", p.path)}
     )
@@ -300,7 +300,7 @@ def test_those_that_are_about_a_source_file_come_first(graph, source, most, test
 
 
 def test_every_feed_has_its_tests(graph):
-    """The commit feed's are those that have no feed in their names."""
+    """The tests without a feed in their names belong to the commit feed."""
     found = {feed: {choice.path.rpartition("/")[2] for choice in of_feed(graph, feed)} for feed in FEEDS}
     assert {"test_track.py", "test_claim.py", "test_commits.py"} <= found["commit"]
     assert {"test_queue_claims.py", "test_docs_queues.py"} <= found["queue"]

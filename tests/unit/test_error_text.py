@@ -25,7 +25,7 @@ from airflow_pgchange.feeds.error_text import described, without_secrets
 from airflow_pgchange.plugins.databases import Place
 
 SECRETS = {"conninfo", "dsn", "results", "source", "password", "secret", "_secret", "token"}
-"""How the fields are called that hold connection strings or what lets in."""
+"""The names of fields that hold connection strings or credentials."""
 
 
 class Rude(Exception):

@@ -1,4 +1,4 @@
-"""Places in a group's order, and what waits for one client."""
+"""Places in a group's order, and the buffered events of a client."""
 
 from __future__ import annotations
 

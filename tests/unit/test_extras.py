@@ -1,4 +1,4 @@
-"""The errors of optional parts whose packages are missing."""
+"""The errors of optional parts if their packages are missing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(module, package, extr
 def test_an_executor_without_the_library_of_a_lake_is_noticed_before_it_writes_a_file(
     kind, package, monkeypatch
 ):
-    """A task of Spark gets its place in the lake as a pickle."""
+    """A Spark task gets the lake table's place as a pickle."""
     places = importlib.import_module(f"airflow_pgchange.lake.{kind}.places")
     sent = pickle.dumps(places.Place)
     for module in [name for name in sys.modules if name.startswith(f"airflow_pgchange.lake.{kind}")]:

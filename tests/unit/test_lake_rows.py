@@ -1,4 +1,4 @@
-"""The rows that a batch gives to a table of a lake."""
+"""The rows that a batch passes to a table of a lake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long changes took from commit to result."""
+"""The time from a commit to its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modes of a merge: a table states the behaviour of each, and no other code compares them."""
+"""The modes of a merge: a table states the behaviour of each, and no other code compares modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics that Airflow gets."""
+"""The metrics that this package reports to Airflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAG = Lag(ready=7, waiting=2, ready_age=1.5, faults=1)
 
 
 class Recorder:
-    """A metrics backend that remembers."""
+    """A metrics backend that records its calls."""
 
     def __init__(self) -> None:
         self.seen: dict[str, tuple[Any, Any]] = {}
@@ -44,7 +44,7 @@ def test_metrics_go_where_airflow_is_configured_to_send_them(monkeypatch: pytest
         factories = "airflow.sdk.observability.metrics.stats_utils.get_stats_factory"
         monkeypatch.setattr(factories, lambda: lambda: recorder)
     else:
-        # Before Airflow 3.2 Stats makes its backend when it is first used.
+        # Before Airflow 3.2 Stats creates its backend at its first use.
         monkeypatch.setattr(type(Stats), "factory", staticmethod(lambda: recorder))
         monkeypatch.setattr(Stats, "instance", None)
     metrics._prepare.cache_clear()

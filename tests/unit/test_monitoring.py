@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard that come with the package, held to the metrics that there are."""
+"""The alert rules and the dashboard of the package, compared with the metrics that exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUFFIXES = {GAUGE: ("",), COUNTER: ("", "_total"), TIMER: ("_sum", "_count")}
 
 
 class Kinds(dict[str, str]):
-    """A metrics backend that remembers of which kind each metric is, and with which tags it came."""
+    """A metrics backend that records the kind and the tags of each metric."""
 
     tags: dict[str, set[str]]
 

@@ -1,4 +1,4 @@
-"""Mutants: which faults are planted, that a sample is spread, and that a run tells caught from survived."""
+"""Mutants: which faults are planted, how a sample is spread, and how a run tells detected faults from surviving ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ $$;
 
 
 def _made(file: str, text: str) -> dict[str, set[str]]:
-    """For each kind the texts that its mutants make."""
+    """For each kind of fault: the texts of its mutants."""
     made: dict[str, set[str]] = {}
     for mutant in of_file(file, text):
         made.setdefault(mutant.kind, set()).add(mutant.apply(text))
@@ -281,7 +281,7 @@ def test_faults_that_are_alike_have_ids_of_their_own() -> None:
 
 @pytest.fixture
 def bare_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pytest that starts soon."""
+    """A replacement for pytest that starts fast."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
@@ -384,7 +384,7 @@ def test_results_that_were_cut_off_do_not_count(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hanging(tmp_path: Path, bare_pytest: None) -> Path:
-    """A project whose test starts a process of another session, tells its id, and hangs."""
+    """A project whose test starts a process in another session, prints its process id, and hangs."""
     copy = tmp_path / "tree"
     copy.mkdir()
     (copy / "test_hang.py").write_text(
@@ -440,7 +440,7 @@ def test_a_run_that_is_stopped_ends_what_its_tests_have_started(hanging: Path) -
         stop.set()
         with pytest.raises(InterruptedError):
             running.result()
-    # Whose child it is now may not have asked how it ended.
+    # Its new parent may not have waited for it yet.
     child = Path("/proc", told.read_text(), "stat")
     assert not child.exists() or child.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 

@@ -1,4 +1,4 @@
-"""The names of consumers: what they say, and of which kind they are."""
+"""The names of consumers: their parts, and the kind of feed that they belong to."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FEEDS: st.SearchStrategy[Feed] = st.one_of(
 
 
 def read_back(feed: Any) -> Feed:
-    """The consumer that the feed's name means. The database tells how many workers share a tube."""
+    """Return the consumer that the feed's name identifies. The database knows how many workers share a tube."""
     workers = getattr(feed, "workers", 0)
     kind, parts = consumers._read(feed.name)
     return kind.named(lambda query: workers, *parts)

@@ -45,7 +45,7 @@ def test_every_argument_is_looked_at(kind: Any) -> None:
 
 
 def serialised(dag: DAG) -> Any:
-    """A DAG as the scheduler has it: through JSON and back; its only task."""
+    """Serialise a DAG to JSON and back, as the scheduler does. Return its only task."""
     stored = json.loads(json.dumps(dag_serialization().to_dict(dag)))
     dag_serialization().validate_schema(stored)
     return dag_serialization().from_dict(stored).get_task("task")
@@ -214,7 +214,7 @@ def test_a_mapped_task_finds_its_sql_in_files_too(tmp_path: Path) -> None:
     given = {name: value for name, value in ARGUMENTS[TubeTouchOperator].items() if name != "query"}
     with DAG("files", template_searchpath=str(tmp_path)) as dag:
         mapped = TubeTouchOperator.partial(task_id="task", **given).expand(query=["given.sql"])
-    # Do with a run of a mapped task the same as Airflow.
+    # Do what Airflow does with a run of a mapped task.
     task = mapped.unmap({"query": "given.sql"})
     environment = dag.get_template_env(force_sandboxed=False)
     task._do_render_template_fields(task, mapped.template_fields, {"params": {"n": 7}}, environment, set())

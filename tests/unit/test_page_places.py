@@ -1,4 +1,4 @@
-"""Which connections and consumers a serialized DAG names."""
+"""The connections and consumers that a serialized DAG names."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_upkeep_names_its_connection() -> None:
 
 
 def clash(*assets: Asset) -> Clash | None:
-    """The clashes of assets, each of a DAG of its own: ``dag_0``, ``dag_1``."""
+    """Return the clashes of assets, each in its own DAG: ``dag_0``, ``dag_1``."""
     given = {}
     for number, asset in enumerate(assets):
         with DAG(f"dag_{number}", schedule=[asset]) as dag:

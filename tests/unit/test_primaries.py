@@ -1,4 +1,4 @@
-"""Of the servers that a connection string names, a standby may be asked only where the answer may be late."""
+"""Among the servers of a connection string, a standby is used only if the answer may lag."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BATCH = Batch.from_json(
 
 
 class Connected(Exception):
-    """The servers that were asked for."""
+    """The servers that were requested."""
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_server_that_takes_writes_is_asked_for(
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """The databases that connections are opened to, and whether to their primary."""
+    """The databases to which connections are opened, and whether to their primary."""
     servers: list[tuple[str, bool]] = []
 
     def note(conninfo: str, *, primary: bool = False) -> MagicMock:
@@ -130,7 +130,7 @@ def test_of_two_databases_that_of_the_results_is_on_its_primary_in_any_case(
 
 
 def test_what_a_copy_holds_is_read_on_the_primary(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standby may not have rows yet that the copy was just given."""
+    """A standby may not have received rows yet that were just written to the copy."""
 
     def ask(*_: object) -> None:
         raise Connected

@@ -63,7 +63,7 @@ BASES = {
 
 
 def classes() -> Iterator[tuple[str, type]]:
-    """Each class of this package that is for Airflow to find, and as what."""
+    """Each class of this package that Airflow must find, with its kind."""
     for module in pkgutil.walk_packages(airflow_pgchange.__path__, "airflow_pgchange."):
         for each in vars(import_module(module.name)).values():
             if not isinstance(each, type) or each.__module__ != module.name:
@@ -91,7 +91,7 @@ def test_every_decorator_is_named() -> None:
 
 
 def test_every_guide_is_named() -> None:
-    """The index leads to the guides, and is none itself."""
+    """The index leads to the guides, and is no guide itself."""
     docs = Path(__file__).parents[2] / "docs"
     there = {path.relative_to(docs).with_suffix("").as_posix() for path in docs.rglob("*.md")}
     assert {*GUIDES, "README"} == there

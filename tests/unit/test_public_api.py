@@ -87,7 +87,7 @@ assert loaded() == {"psycopg"}, loaded()
 
 
 def test_importing_a_place_loads_nothing_that_its_names_need() -> None:
-    """Use a process of its own, because this process has already imported everything."""
+    """Use a new process, because this process has already imported everything."""
     ran = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 

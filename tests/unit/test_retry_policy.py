@@ -1,4 +1,4 @@
-"""Which errors end the tries of a task."""
+"""The errors after which a task is not retried."""
 
 from __future__ import annotations
 

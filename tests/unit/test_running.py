@@ -1,4 +1,4 @@
-"""The messages about an application beside a Spark Connect server that a task gets from the application's minder."""
+"""The messages that a task gets from the supervisor of an application beside a Spark Connect server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET = "hunter2-of-the-airline"
 
 @dataclass
 class Minder:
-    """The other end."""
+    """The other end of the connection."""
 
     connection: socket.socket
     log: int

@@ -17,7 +17,7 @@ SAGA = Saga("tour", (Step("room", "rooms", "cancel_rooms"),))
 
 
 class Asked(Exception):
-    """The sensor went on to ask the database."""
+    """The sensor has continued, and queries the database."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""By when a server that falls silent is noticed."""
+"""The time after which a silent server is detected."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def worker(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A port that accepts connections until it is the test's turn to close it."""
+    """A port that accepts connections until the test closes it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -82,7 +82,7 @@ def test_a_worker_that_has_all_is_enough(worker: dict[str, str]) -> None:
 def test_yarn_without_its_configuration_is_refused(
     connection: Connection | None, advice: str, worker: dict[str, str]
 ) -> None:
-    """Where no connection says YARN, a standalone master and a Spark Connect server are advised first."""
+    """Unless a connection mentions YARN, the advice begins with a standalone master and a Spark Connect server."""
     with pytest.raises(InvalidArgument, match=advice):
         check_submission("spark", connection, None, worker)
     check_submission("spark", connection, None, {**worker, "YARN_CONF_DIR": worker["PATH"]})

@@ -1,4 +1,4 @@
-"""The Spark operator uses Airflow's provider of Spark by its public names alone, of the versions that were tested."""
+"""The Spark operator uses only public names of Airflow's Spark provider, of the versions that were tested."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def theirs():
 
 
 def ours():
-    """The modules that import the provider, or those of ours that do."""
+    """The modules that import the provider, or our modules that do."""
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text()
         for node in ast.walk(syntax(source)):
@@ -134,7 +134,7 @@ OWN = {
     "post_submit_commands": ["true"],
     "deploy_mode": "client",
 }
-"""Values that cannot be any text."""
+"""Values that may not be arbitrary text."""
 UNSET = {"conn_id", "env_vars", "track_driver_via_k8s_api", "yarn_track_via_rm_api"}
 """Arguments that are not passed on unchanged. The first is passed on, but names an existing connection."""
 VALUES = {name: OWN.get(name, f"a {name}") for name in OF_THE_HOOK.keys() - UNSET}
@@ -235,7 +235,7 @@ def test_executors_have_this_python_where_the_hook_submits_to_a_local_master(spa
         raise Submitted(command[command.index("--master") + 1])
 
     task = operator()
-    # Kubernetes is looked for, and not used.
+    # The package for Kubernetes is searched for, and not used.
     monkeypatch.setattr(submit_hook, "kube_client", object(), raising=False)
     monkeypatch.setattr(subprocess, "Popen", note)
     with pytest.raises(Submitted) as submitted:
@@ -246,7 +246,7 @@ def test_executors_have_this_python_where_the_hook_submits_to_a_local_master(spa
 
 
 class Hook:
-    """In place of Airflow's hook: a job that sleeps until somebody ends it."""
+    """Replaces Airflow's hook: a job that sleeps until it is ended."""
 
     def __init__(self, after=lambda: None):
         self.after = after
@@ -282,7 +282,7 @@ def test_a_submission_that_has_not_begun_kills_nobody(killed):
 
 
 def test_a_submission_whose_process_has_ended_kills_nobody(killed):
-    """Also while the hook is still at work: the number of the process may be another's by then."""
+    """Also while the hook still works: by then the process id may belong to another process."""
     hook, calls = Hook(after=lambda: (submission.kill(), calls.append("after"))), []
     submission = Submission(hook, os.environ)
     submission.run(lambda job: job.terminate())

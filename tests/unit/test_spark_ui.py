@@ -1,4 +1,4 @@
-"""A link from a task to Spark's pages, where its connection names them."""
+"""A link from a task to Spark's web interface, if its connection has the address."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def link_of(task: SparkBatchOperator) -> str:
 
 @pytest.fixture
 def operator(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict[str, Any]], SparkBatchOperator]:
-    """An operator over a connection of a type, with these extras."""
+    """An operator with a connection of this type and these extras."""
 
     def make(kind: str, extra: dict[str, Any]) -> SparkBatchOperator:
         connection = {"conn_type": kind, "host": "sc://spark.example", "extra": extra}

@@ -1,4 +1,4 @@
-"""The files of sql/: each reads from top to bottom, says what it makes, and says it once."""
+"""The files of sql/: each can be read from top to bottom, comments its objects, and repeats no function."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBERED = re.compile(r"(?:\w+/)?\b\d\d_[a-z_]+\.sql")
 
 @pytest.fixture(scope="module")
 def files() -> list[SqlFile]:
-    """In the order in which they are loaded."""
+    """The files in the order in which they are loaded."""
     paths = [path for system in SYSTEMS for path in scripts(system)]
     return [read(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
 

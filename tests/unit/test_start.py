@@ -1,4 +1,4 @@
-"""Where a new consumer starts, as a feed says it."""
+"""The first position of a new consumer, as an argument of a feed."""
 
 from __future__ import annotations
 

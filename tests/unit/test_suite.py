@@ -36,7 +36,7 @@ def test_a_machine_of_half_the_speed_may_take_twice_as_long():
 
 @pytest.fixture
 def budgeted(tmp_path):
-    """A repository with two test files and a budget of the first of them."""
+    """A repository with two test files, of which only the first has a budget."""
     (tmp_path / budget.FILE).parent.mkdir(parents=True)
     (tmp_path / "tests/test_a.py").write_text("def test_dear(): ...\ndef test_cheap(): ...\n")
     (tmp_path / "tests/test_b.py").write_text("def test_it(): ...\ndef test_other(): ...\n")
@@ -341,7 +341,7 @@ def test_files_run_in_the_order_in_which_they_are_named_where_that_is_asked_for(
 
 
 class Parsing:
-    """A cycle whose finalizer parses, as that of a client does which logs a traceback."""
+    """A reference cycle whose finalizer parses Python, as that of a client does which logs a traceback."""
 
     def __init__(self):
         self.cycle = self
@@ -354,7 +354,7 @@ def test_garbage_whose_finalizer_parses_does_not_disturb_the_parsing_of_a_file()
     """Ten times: whether CPython before 3.11.8 fails depends on where in the tree the finalizer runs."""
     text = "a = [b, (1, 2), c(d.e[3])]\n" * 100
     usual = gc.get_threshold()
-    # Objects that exist already need not be looked through.
+    # The collector need not examine objects that exist already.
     gc.freeze()
     try:
         for _ in range(10):

@@ -43,7 +43,7 @@ def ready(path, secret=b"secret of the catalogue"):
 
 
 def proof(session, user, password, binding=None):
-    """Sign in as another library does, and return what the session wishes at last."""
+    """Sign in with another library, and return the session's last request."""
     mechanism = "SCRAM-SHA-256" if binding is None else "SCRAM-SHA-256-PLUS"
     client = ScramClient([mechanism], user, password, binding and ("tls-server-end-point", binding))
     first = client.get_client_first().encode()
@@ -72,7 +72,7 @@ def test_a_wrong_password_and_an_unknown_user_are_refused_alike(users, user, pas
 
 
 def encrypted(users):
-    """A session behind TLS whose certificate is bound to proofs as b"ours"."""
+    """A session behind TLS with b"ours" as the channel binding of its certificate."""
     session = Session(1, users, encrypts=True, binding=b"ours")
     assert sent(session.receive(request(SSL))) == (b"S", [Wish.ENCRYPT])
     list(session.receive(packet(WORD)))
@@ -140,7 +140,7 @@ def test_who_encrypts_where_it_must_is_asked_for_a_password(users):
 
 
 def asked(users, user):
-    """The salt and the iterations that the relay asks a user to prove its password with."""
+    """Return the salt and the iterations that the relay sends to a user."""
     session = Session(1, users)
     list(session.receive(packet({**WORD, "user": user})))
     first = b"n,,n=,r=abc"

@@ -22,7 +22,7 @@ LIMITS = Limits(backlog_bytes=500)
 
 
 class Log(Catalogue):
-    """A catalogue that is a list of numbered events, of which the first may be trimmed."""
+    """A catalogue that is a list of numbered events. The first of them may be trimmed."""
 
     def __init__(self):
         self.last = 0
@@ -125,7 +125,7 @@ async def test_of_many_slow_clients_each_hears_everything_once_and_the_log_is_no
         one.protocol.resume_writing()
     await rounds(relay, 40)
     assert all(heard(one) == list(range(1, 301)) for one in slow)
-    # Each round reads what has happened, and at most once more for all who are behind.
+    # Each round reads new events, and reads at most once more for all clients that lag.
     assert sum(index < 300 for index in log.read) <= 300 // AT_ONCE
 
 

@@ -90,7 +90,7 @@ def startup(**parameters):
 
 @pytest.fixture
 async def transport():
-    """That of a client who has its snapshot, and may be 100 bytes behind."""
+    """A connection of a client that has its snapshot, and whose backlog may be 100 bytes."""
     made = Transport()
     made.protocol = Connection(1, Session(1, None), Keeper(), Limits(backlog_bytes=100), None)
     made.protocol.connection_made(made)
@@ -106,7 +106,7 @@ async def test_who_takes_changes_as_fast_as_they_come_is_never_too_slow(transpor
     for _ in range(10):
         transport.protocol.offer([b"x" * 30] * 2)
         assert not transport.closed
-        # Two of the three that wait are taken.
+        # Two of the three waiting connections are accepted.
         transport.protocol.resume_writing()
         transport.protocol.resume_writing()
     assert transport.written.count(b"x" * 30) == 21
@@ -274,7 +274,7 @@ async def test_of_who_ends_in_the_middle_of_tls_nothing_is_left_though_nobody_co
             writer.close()
             await gone.wait()
             await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
-        # The loop has still something to call back.
+        # The event loop still has a callback to run.
         async with asyncio.timeout(30):
             while not protocols_of_tls() <= others:
                 await asyncio.sleep(0.01)
@@ -305,7 +305,7 @@ async def test_who_left_while_the_catalogue_was_away_costs_nothing_any_more():
 
 
 class Deaf(Catalogue):
-    """Answers when it is cancelled, once, as a wait does whose end comes at that moment."""
+    """Returns a result once when it is cancelled, like a wait that ends at this moment."""
 
     def __init__(self):
         self.asked = asyncio.Event()

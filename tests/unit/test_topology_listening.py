@@ -17,7 +17,7 @@ UNKNOWN = (socket.AF_APPLETALK, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
 
 
 def listened(monkeypatch: pytest.MonkeyPatch, *found: tuple[object, ...]) -> list[str]:
-    """The addresses listened on for a name that has those of ``found``."""
+    """Return the addresses to listen on for a name that resolves to ``found``."""
 
     async def named(*args: object, **kwargs: object) -> list[tuple[object, ...]]:
         return list(found)

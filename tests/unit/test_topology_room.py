@@ -22,7 +22,7 @@ from demo.postgres import free_port
 
 
 class Empty(Catalogue):
-    """A catalogue in which nothing happens."""
+    """A catalogue that never changes."""
 
     def __init__(self):
         self.reached = asyncio.Event()
@@ -57,7 +57,7 @@ async def relay(**limits):
 
 
 async def turns():
-    """More turns of the loop than it takes to accept everybody who has connected."""
+    """Let the event loop run for more turns than it needs to accept all pending connections."""
     for _ in range(500):
         await asyncio.sleep(0)
 
@@ -70,7 +70,7 @@ def open_files():
 
 @pytest.fixture
 def silent():
-    """Sockets of this process that say nothing, not connected yet."""
+    """Sockets of this process that send nothing, not connected yet."""
     sockets = [socket.socket() for _ in range(2 + REFUSALS + 20)]
     yield sockets
     for sock in sockets:

@@ -1,4 +1,4 @@
-"""The servers of a connection string, one by one."""
+"""The servers of a connection string, in order."""
 
 from __future__ import annotations
 

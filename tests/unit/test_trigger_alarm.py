@@ -1,4 +1,4 @@
-"""When a backlog deserves a wake-up, on a clock of the test's own."""
+"""When a backlog wakes a consumer, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rings(
     backlog: Lag | None = None,
     at_work: Callable[[float], bool] = lambda now: NEVER,
 ) -> list[float]:
-    """When it rings, looked at ten times a second."""
+    """Return the times at which the alarm fires if it is checked ten times a second."""
     found = lag(10) if backlog is None else backlog
     times = []
     for tick in range(round(seconds * 10)):

@@ -1,4 +1,4 @@
-"""When what watchers see is noted for people, on a clock of the test's own."""
+"""When the observations of watchers are recorded for people, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEED = CommitFeed("delays", 0)
 
 @pytest.fixture
 def lost(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A connection over which nothing can be written."""
+    """A connection that can write nothing."""
 
     async def ask_all(*_: object) -> list[Any]:
         raise psycopg.OperationalError("the connection is lost")

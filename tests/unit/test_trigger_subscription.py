@@ -1,4 +1,4 @@
-"""When a subscriber is looked at again, and what a look at many is patient with, on a clock of the test's own."""
+"""When a subscriber is queried again, and the timeouts of a query for many subscribers, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ class Server:
 
 
 def many(text: str) -> int:
-    """Of how many consumers a query asks the lag together with others."""
+    """Return the number of consumers whose lag a query returns together."""
     return text.count('"branch_id"') if '"lags"(' in text else 0
 
 
 async def looked(
     server: Server, names: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Poller, SimpleNamespace]:
-    """A poller that has looked once at the consumers of these names."""
+    """A poller that has polled the consumers of these names once."""
     monkeypatch.setattr(poller, "ask_all", server.ask_all)
     time = SimpleNamespace(now=0.0)
     link: Any = server
@@ -188,7 +188,7 @@ async def test_all_feeds_of_a_kind_are_asked_in_one_query(monkeypatch: pytest.Mo
 
 
 async def test_a_query_asks_about_fifty_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the time of one question."""
+    """A shared query has the timeout of a single query."""
     sizes: list[int] = []
 
     class Heard(Server):
@@ -269,7 +269,7 @@ async def test_a_poller_rests_until_somebody_is_due_and_no_longer_than_a_tick(
 
 
 async def never() -> None:
-    """Nothing is asked."""
+    """No query is sent."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which type a column of a copy needs to hold every value of its source's, and which changes need no rewrite."""
+"""The type with which a column of a copy holds every value of its source, and type changes that need no rewrite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One word for one thing: in operators, sensors, decorators, assets, the command line and the library."""
+"""One word for each thing in operators, sensors, decorators, assets, the command line and the library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH, NUMBER, NAME, SIZE = "a length of time", "a number", "a name", "a size, 
 
 @dataclass(frozen=True)
 class Word:
-    """``instead_of``: words for the same, which nobody is to learn."""
+    """``instead_of``: other words for the same thing, which must not be used."""
 
     meaning: str
     kind: str
@@ -140,7 +140,7 @@ class Argument:
 
 
 def arguments() -> Iterator[Argument]:
-    """Of every public function, method and dataclass."""
+    """The arguments of every public function, method and dataclass."""
     for path in sorted(PACKAGE.rglob("*.py")):
         file = path.relative_to(PACKAGE).as_posix()
         yield from _of(syntax(path.read_text()).body, file, "")
@@ -168,7 +168,7 @@ def _of(body: list[ast.stmt], file: str, owner: str) -> Iterator[Argument]:
 
 
 def word_of(name: str) -> str | None:
-    """The word that a name ends with: ``saga_retention`` is a retention."""
+    """Return the word with which a name ends: ``saga_retention`` is a retention."""
     parts = name.split("_")
     return next((word for at in range(len(parts)) if (word := "_".join(parts[at:])) in WORDS), None)
 
