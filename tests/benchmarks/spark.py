@@ -84,8 +84,7 @@ open(given["seconds"], "w").write(str(seconds))
 
 
 def run(conninfo: str, report: Report) -> None:
-    if not JDBC.exists():
-        sys.exit(f"no JDBC driver at {JDBC}: apt install libpostgresql-jdbc-java, or set PGJDBC to its path")
+    spark = session()
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute(DDL)
         row = connection.execute("select revision.track('public.movement')").fetchone()
@@ -93,7 +92,6 @@ def run(conninfo: str, report: Report) -> None:
         connection.execute("vacuum analyze public.movement")
         connection.execute("analyze revision.commit_queue")
     feed = CommitFeed("read", row[0] if row else 0)
-    spark = session()
     with section(f"reading a batch of {ROWS:,} rows into a warm Spark session"):
         read(spark, feed, conninfo, report)
     with section(f"writing {ROWS:,} rows from a warm Spark session"):
@@ -104,6 +102,9 @@ def run(conninfo: str, report: Report) -> None:
 
 
 def session() -> SparkSession:
+    """Start a session with PostgreSQL's JDBC driver."""
+    if not JDBC.exists():
+        sys.exit(f"no JDBC driver at {JDBC}: apt install libpostgresql-jdbc-java, or set PGJDBC to its path")
     os.environ.update(clean_environment() | {"PYSPARK_PYTHON": sys.executable})
     settings = {
         "spark.jars": str(JDBC),

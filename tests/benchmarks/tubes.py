@@ -1,34 +1,27 @@
-"""The costs of tubes: capture, backfill, reading and deleting under an old snapshot, and a mirror that Spark keeps."""
+"""The costs of tubes: capture, backfill, and reading and deleting under an old snapshot."""
 
 from __future__ import annotations
 
-import sys
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 
 import psycopg
-from pyspark.sql import SparkSession
 
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
-from airflow_pgchange.results.merge import merge
-from airflow_pgchange.spark.job import Job
-from airflow_pgchange.spark.request import Work
-from tests.benchmarks.flights import FLIGHT, ROWS, written
-from tests.benchmarks.measure import Cost, Report, backend_cpu, cpu_of, ratio, section, side_by_side, wall
-from tests.benchmarks.spark import DRIVER, JDBC, PARTITIONS, session, url
+from tests.benchmarks.flights import FLIGHT, written
+from tests.benchmarks.measure import Cost, Report, backend_cpu, cpu_of, ratio, section, side_by_side
 
 GOALS = {
     1: {"insert": 1.4, "update": 2.3, "delete": 3.4},
     100: {"insert": 1.2, "update": 1.2, "delete": 1.5},
+    10_000: {"insert": 1.2, "update": 1.3, "delete": 1.5},
 }
-STATEMENTS = {1: 2_000, 100: 200}
+STATEMENTS = {1: 2_000, 100: 200, 10_000: 2}
 TURNS = 21
 """Many short turns, because the speed of the machine changes by more than the difference to measure."""
 BACKFILLED = 5_000_000
 PODS_A_SECOND, SECONDS = 20_000, 30
-MIRRORED = 2_000_000
 FEED = TubeFeed("q")
 
 
@@ -37,11 +30,6 @@ def run(conninfo: str, report: Report) -> None:
         capture(connection, report)
         backfill(connection, report)
         deletion(connection, conninfo, report)
-    if not JDBC.exists():
-        sys.exit(f"no JDBC driver at {JDBC}: apt install libpostgresql-jdbc-java, or set PGJDBC to its path")
-    spark = session()
-    mirror(spark, conninfo, report)
-    spark.stop()
 
 
 def capture(connection: psycopg.Connection, report: Report) -> None:
@@ -136,50 +124,3 @@ def worked(conninfo: str) -> float:
             deque(consumer.changes(), maxlen=0)
             consumer.ack()
             spent += sum(map(backend_cpu, backends)) - before
-
-
-def mirror(spark: SparkSession, conninfo: str, report: Report) -> None:
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        for name in ("source", "copied", "copied_by_jdbc"):
-            connection.execute(f"create table {name} ({FLIGHT})")
-        connection.execute(ROWS.format("source", 1, MIRRORED))
-        connection.execute("vacuum analyze source")
-        tubes.ensure(connection, "mirror_tube")
-        feed = TubeFeed("mirror_tube")
-
-        def touch() -> None:
-            connection.execute("truncate copied, copied_by_jdbc")
-            connection.execute(
-                "insert into mirror_tube (shard, ids) select 0, array(select generate_series(g, g + 899)) "
-                f"from generate_series(1, {MIRRORED}, 900) as g"
-            )
-
-        def ours() -> None:
-            with ConsumerTransaction(feed, conninfo) as consumer:
-                batch = consumer.claim(2 * MIRRORED)
-                assert batch is not None
-                job = Job(spark, Work(feed, batch, conninfo, conninfo))
-                job.mirror("public.source", "public.copied", key="id")
-                consumer.ack(lambda c: merge(c, batch, job.staged))
-
-        def jdbc() -> None:
-            reader = spark.read.format("jdbc").options(
-                driver=DRIVER, url=url(conninfo), fetchsize="10000", dbtable="public.source", partitionColumn="id",
-                lowerBound="1", upperBound=str(MIRRORED), numPartitions=str(PARTITIONS),
-            )  # fmt: skip
-            reader.load().write.format("jdbc").options(
-                driver=DRIVER, url=url(conninfo, reWriteBatchedInserts="true", stringtype="unspecified"),
-                dbtable="public.copied_by_jdbc", batchsize="10000",
-            ).mode("append").save()  # fmt: skip
-
-        def timed(work: Callable[[], None]) -> float:
-            touch()
-            return wall(work)
-
-        with section(f"a mirror of {MIRRORED:,} touched rows, warm Spark session, seconds"):
-            figures = side_by_side(3, lambda: timed(ours), lambda: timed(jdbc))
-            for name, row in zip(
-                ("mirror, by keys, in one transaction", "JDBC, read and append"), figures, strict=True
-            ):
-                report.say(f"{name}, rows a second", MIRRORED / sorted(row)[1], "rows/s")
-            report.say("mirror / JDBC, time", ratio(*figures), "x")
