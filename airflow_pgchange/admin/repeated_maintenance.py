@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from time import monotonic, sleep
 from typing import Any
 
 import psycopg
@@ -34,7 +34,7 @@ def maintain_every(conninfo: str, every: Seconds, **options: Any) -> None:
     period = seconds("every", every, least=SHORTEST)
     rest = period
     while True:
-        began = time.monotonic()
+        began = monotonic()
         try:
             maintain_once(conninfo, **options)
             rest = period
@@ -43,7 +43,7 @@ def maintain_every(conninfo: str, every: Seconds, **options: Any) -> None:
         except (PgChangeError, psycopg.Error) as error:
             rest = min(rest * 2, max(period, LONGEST_REST))
             log.error("%s: %s; the next try is in %.0f s", type(error).__name__, str(error).strip(), rest)
-        time.sleep(max(0.0, began + rest - time.monotonic()))
+        sleep(max(0.0, began + rest - monotonic()))
 
 
 def maintain_once(conninfo: str, **options: Any) -> None:
@@ -52,10 +52,10 @@ def maintain_once(conninfo: str, **options: Any) -> None:
         if not alone:
             log.info("another process maintains this database: nothing done")
             return
-        began = time.monotonic()
+        began = monotonic()
         with connect(conninfo, primary=True) as connection:
             report = maintain(connection, **options)
-        log.info("maintained in %.1f s: %s", time.monotonic() - began, _line(report))
+        log.info("maintained in %.1f s: %s", monotonic() - began, _line(report))
     if report.failed:
         raise PgChangeError("; ".join(report.failed))
 

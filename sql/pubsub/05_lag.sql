@@ -60,7 +60,7 @@ $$;
 -- behind.
 create function pubsub.count_unread(ranges pubsub.unread_range[], low_txid xid8, lowest xid8, late xid8[])
 returns table (n bigint, counted bigint, exact boolean, age double precision)
-language plpgsql volatile
+language plpgsql volatile rows 50
 set plan_cache_mode = force_custom_plan
 set jit = off
 set enable_sort = off

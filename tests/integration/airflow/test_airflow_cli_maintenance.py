@@ -33,7 +33,7 @@ def rests(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     caplog.set_level(logging.INFO)
     rests = Rests(3)
-    monkeypatch.setattr(repeated_maintenance.time, "sleep", rests.rest)
+    monkeypatch.setattr(repeated_maintenance, "sleep", rests.rest)
     yield rests
     signal.signal(signal.SIGTERM, before)
 

@@ -34,9 +34,19 @@ RULE = re.compile(r"[-+= ]*|\(\d+ rows?\)")
 
 
 def cells(shown: str) -> list[list[str]]:
-    """Return the cells of a table in the output of ``psql`` or ``airflow``, or the lines of another text."""
-    lines = [line for line in shown.splitlines() if not RULE.fullmatch(line)]
-    return [[CHANGING.sub("...", cell.strip()) for cell in line.split("|")] for line in lines]
+    """Return the cells of a table in the output of ``psql`` or ``airflow``, or the lines of another text.
+
+    A row whose first cell is empty continues the row above: where its text breaks depends on the lengths of times.
+    """
+    rows: list[list[str]] = []
+    for line in shown.splitlines():
+        if not RULE.fullmatch(line):
+            row = [CHANGING.sub("...", cell.strip()) for cell in line.split("|")]
+            if rows and len(row) > 1 and not row[0]:
+                rows[-1] = [f"{above} {below}".strip() for above, below in zip(rows[-1], row, strict=True)]
+            else:
+                rows.append(row)
+    return rows
 
 
 def examples(text: str) -> Iterator[tuple[str, str, str | None]]:

@@ -251,7 +251,7 @@ def test_uninstalling_leaves_users_tables_writable(connect):
 
 def test_a_system_that_another_needs_is_not_removed_alone(db, connect_to):
     connection = connect_to(db)
-    with pytest.raises(InvalidArgument, match="revision cannot be left out, because pubsub needs it"):
+    with pytest.raises(InvalidArgument, match="pubsub needs revision: remove pubsub first"):
         schema.uninstall(connection, ["revision"])
     assert "revision" in schemas(connection)
 

@@ -314,7 +314,7 @@ def test_a_lost_connection_is_named_and_nothing_is_lost(db, connection, pids):
 
     publish(connection, numbered(0, 100))
     seen = Seen(kill)
-    with pytest.raises(ConnectionLost, match="comes again"):
+    with pytest.raises(ConnectionLost, match="come again"):
         group(db, Handler("a", seen), limit=10, read_ahead=1).run("empty")
     assert len(killed) == 1
     handled = seen.numbers

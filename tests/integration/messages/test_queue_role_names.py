@@ -174,7 +174,7 @@ def test_a_role_that_nobody_says_whose_it_is_is_refused_until_somebody_does(conn
     with pytest.raises(psycopg.errors.DuplicateObject, match="belongs to another system") as refused:
         make(connection)
     assert "no comment" in refused.value.diag.message_detail
-    connection.execute(refused.value.diag.message_hint.partition("after all: ")[2])
+    connection.execute(refused.value.diag.message_hint.partition("is missing: ")[2])
     make(connection)
     connection.execute("select mbus.drop_queue('q')")
     assert one(connection, f"select to_regrole('mbus_{connection.info.dbname}_post_q') is null")
