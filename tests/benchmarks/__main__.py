@@ -1,7 +1,7 @@
 """`make bench`: every figure as a median, ratios side by side in one run; exits 1 where a goal was missed.
 
 Names of benchmarks may be given: ``python -m tests.benchmarks capture queue``. The server is the system's PostgreSQL, or
-with ``SERVER=embedded`` that of the wheel.
+with ``SERVER=18`` one of that major version with contrib.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import psycopg
 from airflow_pgchange.admin import schema
 from demo.postgres import Cluster
 from tests.benchmarks.measure import Report
-from tests.suite.clusters import SERVERS
+from tests.suite.clusters import ON_DEMAND, SERVERS
 
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
 """Commits are durable, as on a server in production."""
@@ -51,7 +51,7 @@ BENCHMARKS = (
 
 
 def main(names: list[str]) -> int:
-    report, server = Report(), SERVERS[os.environ.get("SERVER", "system")]()
+    report, server = Report(), {**SERVERS, **ON_DEMAND}[os.environ.get("SERVER", "system")]()
     for name in names or BENCHMARKS:
         module = importlib.import_module(f"tests.benchmarks.{name}")
         cluster = Cluster.create(server, {**DURABLE, "autovacuum": "off", "max_wal_size": "16GB"})
