@@ -98,7 +98,7 @@ def workers(connection: psycopg.Connection, conninfo: str, report: Report) -> No
     }
     plain = {size: (rows.format(size), taken.format(size)) for size in ours}
     for title, sizes, goal in (
-        ("one message each", [1], 1),
+        ("one message each", [1], 0.5),
         (f"one message or {BATCH}, by turns", [1, BATCH], None),
     ):
         with section(f"{WORKERS} producers and {WORKERS} consumers of {title} / FOR UPDATE SKIP LOCKED"):
