@@ -102,7 +102,7 @@ $$;
 create function pubsub.default_at_rest(settled bigint) returns boolean
 language sql stable as $$
     select exists (select from revision.partitions() as p where p.lower <= settled and p.upper > settled)
-       and revision.last_of_default() < settled
+       and (select r.latest from revision.range_of_default() as r) < settled
 $$;
 
 -- How much of the queue each of these consumers keeps from being trimmed. That is the size of the complete partitions, from the
@@ -145,7 +145,7 @@ language sql stable as $$
     with parts as (
         select p.relid, p.upper from revision.partitions() as p
         union all
-        select 'revision.commit_queue_default'::regclass, revision.last_of_default() + 1
+        select 'revision.commit_queue_default'::regclass, (select r.latest from revision.range_of_default() as r) + 1
     ), summed as (
         select p.relid, p.upper,
                sum(pg_total_relation_size(p.relid)) over newer as bytes,

@@ -163,56 +163,31 @@ language sql security definer as $$
     select * from revision.add_partitions(array[lower, upper])
 $$;
 
--- The earliest transaction id of which the default partition has rows; null if it is empty.
-create function revision.first_of_default() returns bigint
+-- The earliest and the latest transaction id in the default partition; null if it is empty.
+create function revision.range_of_default(out earliest bigint, out latest bigint)
 language plpgsql stable
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
 as $$
 begin
-    return (
-        with recursive b(id) as (
-            (select q.branch_id from revision.commit_queue_default as q order by q.branch_id limit 1)
-            union all
-            select (
-                select q.branch_id from revision.commit_queue_default as q
-                where q.branch_id > b.id order by q.branch_id limit 1)
-            from b where b.id is not null
-        )
-        select min(earliest.txid)::text::bigint
-        from b
-        cross join lateral (
-            select q.txid from revision.commit_queue_default as q
-            where q.branch_id = b.id order by q.branch_id, q.txid limit 1) as earliest
-    );
-end
-$$;
-
--- The latest transaction id in the default partition; null if it is empty.
-create function revision.last_of_default() returns bigint
-language plpgsql stable
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-as $$
-begin
-    -- From branch to branch by the index: a single lookup for each, however many rows the default partition has.
-    return (
-        with recursive b(id) as (
-            (select q.branch_id from revision.commit_queue_default as q order by q.branch_id limit 1)
-            union all
-            select (
-                select q.branch_id from revision.commit_queue_default as q
-                where q.branch_id > b.id order by q.branch_id limit 1)
-            from b where b.id is not null
-        )
-        select max(latest.txid)::text::bigint
-        from b
-        cross join lateral (
-            select q.txid from revision.commit_queue_default as q
-            where q.branch_id = b.id order by q.branch_id desc, q.txid desc limit 1) as latest
-    );
+    -- From branch to branch by the index: two lookups for each, however many rows the default partition has.
+    with recursive b(id) as (
+        (select q.branch_id from revision.commit_queue_default as q order by q.branch_id limit 1)
+        union all
+        select (
+            select q.branch_id from revision.commit_queue_default as q
+            where q.branch_id > b.id order by q.branch_id limit 1)
+        from b where b.id is not null
+    )
+    select min(first.txid)::text::bigint, max(last.txid)::text::bigint into earliest, latest
+    from b
+    cross join lateral (
+        select q.txid from revision.commit_queue_default as q
+        where q.branch_id = b.id order by q.branch_id, q.txid limit 1) as first
+    cross join lateral (
+        select q.txid from revision.commit_queue_default as q
+        where q.branch_id = b.id order by q.branch_id desc, q.txid desc limit 1) as last;
 end
 $$;
 
@@ -240,7 +215,7 @@ set lock_timeout = '200ms'
 as $$
 declare
     -- Rows that arrive before the lock belong to transactions that have begun.
-    last bigint := revision.last_of_default();
+    last bigint := (select r.latest from revision.range_of_default() as r);
 begin
     perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
     if last is null or last < lower then
@@ -296,209 +271,3 @@ exception when lock_not_available or deadlock_detected then
     return next 'postponed dropping empty partitions: the queue is in use';
 end
 $$;
-
--- For each branch of ids, the transaction of its latest commit, or null if it has no commit in the range. The range begins with
--- the branch's entry in lows, and ends before the transaction below. lowest: the lowest of lows. It is a constant of the plan,
--- which then has only the partitions from there on.
-create function revision.latest_commits(ids bigint[], lows xid8[], lowest xid8, below xid8) returns xid8[]
-language plpgsql stable
-set plan_cache_mode = force_custom_plan
-set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-begin
-    return array(
-        select (
-            select q.txid from revision.commit_queue as q
-            where q.branch_id = b.id and q.txid >= b.low and q.txid >= lowest and q.txid < below
-            order by q.branch_id desc, q.txid desc, q.id desc limit 1)
-        from unnest(ids, lows) with ordinality as b(id, low, n)
-        order by b.n);
-end
-$$;
-
--- Extend the last gap of each branch to the beginning of the current partition, or begin its next gap after its last commit.
--- Writes once for each branch and partition. The caller holds the lock of revision.upkeep_key().
-create function revision.note_gaps() returns void
-language plpgsql as $$
-declare
-    settled constant bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-    -- No transaction below it is open, or will be.
-    edge constant xid8 := (select max(p.lower)::text::xid8 from revision.partitions() as p where p.lower <= settled);
-    ids bigint[];
-    highs xid8[];
-    latest xid8[];
-begin
-    select array_agg(b.id order by b.id), array_agg(coalesce(g.high, '0') order by b.id) into ids, highs
-    from revision.branch as b
-    left join lateral (select x.high from revision.gap as x where x.branch_id = b.id order by x.low desc limit 1) as g on true
-    where coalesce(g.high, '0') < edge;
-    if ids is null or not revision.is_native() then
-        return;
-    end if;
-    latest := revision.latest_commits(ids, highs, (select min(h) from unnest(highs) as h), edge);
-    update revision.gap as g set high = edge
-    from unnest(ids, highs, latest) as l(id, high, txid)
-    where g.branch_id = l.id and g.high = l.high and l.txid is null;
-    -- A gap within a single partition saves readers nothing.
-    delete from revision.gap as g
-    using unnest(ids, highs, latest) as l(id, high, txid)
-    where g.branch_id = l.id and g.high = l.high and not exists (
-        select from revision.partitions() as p
-        where p.lower >= g.low::text::bigint and p.upper <= g.high::text::bigint) and l.txid is not null;
-    insert into revision.gap (branch_id, low, high)
-    select l.id, coalesce((l.txid::text::bigint + 1)::text::xid8, '0'), edge
-    from unnest(ids, highs, latest) as l(id, high, txid)
-    where l.txid is not null or l.high = '0'
-    union all
-    -- A branch that has no gap yet also gets a gap before its first commit, because a new consumer begins there.
-    select l.id, '0', first.txid
-    from unnest(ids, highs, latest) as l(id, high, txid)
-    cross join lateral (
-        select q.txid from revision.commit_queue as q where q.branch_id = l.id order by q.branch_id, q.txid, q.id limit 1) as first
-    where l.txid is not null and l.high = '0' and first.txid > '0';
-    delete from revision.gap as g where not exists (select from revision.branch as b where b.id = g.branch_id);
-end
-$$;
-
--- The bounds of the partitions to create, from lower on. If the rate is high, the partitions are wider than width, because each
--- partition makes the planning of every query slower.
-create function revision.bounds_from(lower bigint, now_at bigint, width bigint, ahead integer) returns bigint[]
-language plpgsql stable as $$
-declare
-    needed bigint := greatest(revision.needed_ahead(), ahead * width);
-    -- Widen the partitions so that at most ahead + 16 of them are created.
-    step bigint := width * greatest(1, ceil(needed::numeric / width / (ahead + 16))::bigint);
-    bounds bigint[] := array[lower];
-    upper bigint;
-begin
-    while lower < now_at + needed loop
-        upper := (greatest(lower, now_at) / step + 1) * step;
-        if upper - lower < step / 2 and lower > now_at then
-            upper := upper + step;
-        end if;
-        bounds := bounds || upper;
-        lower := upper;
-    end loop;
-    return bounds;
-end
-$$;
-
--- The next range of the default partition's transaction ids that can move: all of them are settled, and no partition takes any of
--- them. It has a quarter of these ids, because each step reads the whole default partition, but at least width ids.
-create function revision.next_to_move(width bigint, out lower bigint, out upper bigint)
-language plpgsql stable as $$
-declare
-    settled bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-begin
-    lower := revision.first_of_default();
-    upper := least(
-        settled, lower + greatest(width, (settled - lower) / 4),
-        (select min(p.lower) from revision.partitions() as p where p.lower > next_to_move.lower));
-end
-$$;
-
--- Move the rows of a range of transaction ids from the default partition to a partition of their own. The constraint that keeps
--- new rows out must exist.
-create function revision.move_from_default(lower bigint, upper bigint) returns text
-language plpgsql
-set lock_timeout = '200ms'
-as $$
-declare
-    constraint_name text := format('pgchange_moving_%s_%s', lower, upper);
-    part text := format('revision.%I', 'commit_queue_' || lower);
-    moved bigint;
-begin
-    execute format('create table %s (like revision.commit_queue including defaults including indexes)', part);
-    execute format('alter table %s add constraint pgchange_bounds check (txid >= %L and txid < %L)', part, lower, upper);
-    perform pgchange.keep_to_owner(part::regclass);
-    execute format(
-        'with moved as (delete from revision.commit_queue_default as q where q.txid >= %L and q.txid < %L returning q.*) '
-        'insert into %s select * from moved', lower, upper, part);
-    get diagnostics moved = row_count;
-    execute format('alter table revision.commit_queue_default validate constraint %I', constraint_name);
-    perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
-    -- Lock the parent before its partitions, as every reader and writer does, so that there is no deadlock.
-    perform pgchange.lock_briefly('lock table only revision.commit_queue in share update exclusive mode', '200 ms');
-    perform pgchange.lock_briefly('lock table revision.commit_queue_default in access exclusive mode', '200 ms');
-    execute format('alter table revision.commit_queue attach partition %s for values from (%L) to (%L)', part, lower, upper);
-    execute format('alter table %s drop constraint pgchange_bounds', part);
-    execute format('alter table revision.commit_queue_default drop constraint %I', constraint_name);
-    return format('moved %s from the default partition to commit_queue_%s', pgchange.many(moved, 'commit'), lower);
-end
-$$;
-
--- Take a step that empties a large default partition, and return a line about it.
-create function revision.empty_default(width bigint) returns setof text
-language plpgsql
-set lock_timeout = '200ms'
-as $$
-declare
-    span record;
-begin
-    select * into span from revision.moving();
-    if span.lower is not null then
-        return next revision.move_from_default(span.lower, span.upper);
-        -- Rows that have come meanwhile are left to the next run, because each step creates a partition.
-        if pg_snapshot_xmin(pg_current_snapshot())::text::bigint - span.upper > span.upper - span.lower then
-            return next 'left rows of the default partition to the next transaction';
-        end if;
-        return;
-    end if;
-    select * into span from revision.next_to_move(width);
-    if span.upper > span.lower then
-        perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
-        perform pgchange.lock_briefly('lock table revision.commit_queue_default in access exclusive mode', '200 ms');
-        execute format(
-            'alter table revision.commit_queue_default add constraint %I check (txid < %L or txid >= %L) not valid',
-            format('pgchange_moving_%s_%s', span.lower, span.upper), span.lower, span.upper);
-        return next 'left rows of the default partition to the next transaction';
-    else
-        return next 'postponed partitions: all rows that can move have left the default partition; a vacuum must free its space '
-                    'first';
-    end if;
-end
-$$;
-
-create function revision.maintain_partitions(width bigint default 1000000, ahead integer default 2) returns setof text
-language plpgsql security definer as $$
-declare
-    now_at bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
-    lower bigint;
-    bounds bigint[];
-begin
-    if width < 1 or ahead < 1 then
-        raise invalid_parameter_value using message = 'partitions cannot be maintained: width and ahead must be at least 1';
-    end if;
-    if not pg_try_advisory_xact_lock(revision.upkeep_key()) then
-        return next 'postponed partitions: another maintenance is at work';
-        return;
-    end if;
-    perform revision.note_gaps();
-    perform revision.note_pace();
-    begin
-        if exists (select from revision.moving() as m where m.lower is not null) or revision.default_is_large() then
-            return query select * from revision.empty_default(width);
-            return;
-        end if;
-        lower := revision.end_of_default(coalesce((select max(p.upper) from revision.partitions() as p), now_at));
-        bounds := revision.bounds_from(lower, now_at, width, ahead);
-        if cardinality(bounds) > 1 then
-            return query select * from revision.add_partitions(bounds);
-        end if;
-    exception when lock_not_available or object_in_use or deadlock_detected then
-        return next 'postponed partitions: the queue is being written';
-        return;
-    end;
-    return query select * from revision.drop_empty_partitions();
-end
-$$;
-comment on function revision.maintain_partitions(bigint, integer) is
-    'Keep partitions of the queue ahead of the current transaction ids: the given number of partitions of width ids each. If the '
-    'cluster assigns more ids in ten times the time between two runs, more and wider partitions. Returns a line for each change. '
-    'If a line begins with "left", call it again in a transaction of its own. If many rows were written without a partition, they '
-    'first move to partitions, while writers go on. A few emptied partitions are kept.';
-
-do $$ begin perform revision.maintain_partitions(); end $$;
