@@ -47,7 +47,7 @@ def pgchange_maintenance(
                 retention,
                 type=["null", "string"],
                 title="History to keep",
-                description="Such as 30 days; older commits are deleted once every consumer has processed them. "
+                description="Such as 30 days; older history is deleted once every consumer has processed it. "
                 "Empty: no limit",
             ),
             "retention_bytes": Param(

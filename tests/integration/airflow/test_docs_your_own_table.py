@@ -65,6 +65,8 @@ class Reader:
         self.file = home / "balances.py"
         self.failures: list[type[Exception]] = []
         self.logged: list[str] = []
+        self.notices: list[str] = []
+        database.add_notice_handler(lambda notice: self.notices.append(f"NOTICE:  {notice.message_primary}"))
         self._printed = printed
 
     def follow(self, step: int) -> None:
@@ -73,6 +75,8 @@ class Reader:
         for language, example, shown in examples(text):
             told = getattr(self, f"_{language}")(example)
             assert shown is None or cells(told) == cells(shown)
+        for notice in re.findall(r"`(NOTICE:  [^`]+)`", text):
+            assert notice in self.notices
 
     def _sh(self, example: str) -> str:
         """Run our commands, and check that Airflow has the others. The output names the role as the page does."""
