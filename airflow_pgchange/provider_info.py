@@ -9,6 +9,8 @@ GUIDES = (
     "tutorial/your_own_table",
     "tutorial/demo",
     "how-to/install",
+    "how-to/copy",
+    "how-to/report",
     "how-to/commit-queue",
     "how-to/tubes",
     "how-to/events",

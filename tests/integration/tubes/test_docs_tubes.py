@@ -60,23 +60,6 @@ def test_control_pods_are_worked_off_behind_a_replay(guide):
     assert guide.names["replay"].downstream_task_ids == {"collect"}
 
 
-def test_a_report_follows_both_of_its_tables(guide, db, connect):
-    with DAG("reporting"):
-        guide.run("Several tables into one report")
-    assert guide.names["report"].downstream_task_ids == {"collect"}
-    connection = connect()
-    connection.execute("insert into public.orders values (1, 'ann'), (2, 'bob')")
-    connection.execute("insert into public.order_line values (1, 1, 2, 50), (2, 1, 1, 5)")
-    guide.names["refresh"](db)
-    totals = "select * from public.order_total order by 1"
-    assert connection.execute(totals).fetchall() == [(1, "ann", 105), (2, "bob", 0)]
-    connection.execute("truncate public.order_line; delete from public.orders where order_id = 2")
-    for _ in range(3):
-        guide.names["refresh"](db)
-    assert connection.execute(totals).fetchall() == [(1, "ann", 0)]
-    assert connection.execute("select count(*) from order_changes").fetchone() == (0,)
-
-
 def test_ids_of_several_columns_are_touched_as_the_guide_writes_them(guide, connect):
     guide.run("Ids of other types")
     connection = connect()

@@ -1,0 +1,178 @@
+"""Follow a page as its reader does: run its examples in their order, and compare the output with the text behind each.
+
+An example in Python is the file of a DAG, whose tasks run before the reader looks at results.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+from unittest.mock import patch
+
+import psycopg
+from airflow.cli.cli_parser import get_parser
+from airflow.sdk import DAG
+
+from tests.command_line import parsed
+from tests.readme import FENCE, statements
+
+ELSEWHERE = {".", "export", "pip", "psql", "python3", "rm"}
+"""Programs of others, and commands of the shell, that are left out."""
+CHANGING = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f-]{27}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+ (?:ms|s)\b|\b\d+\.\d+\b"
+)
+"""Ids, times, ages and durations differ from run to run."""
+RULE = re.compile(r"[-+= ]*|\(\d+ rows?\)")
+ROUNDS = 10
+"""Runs of each DAG, at most, until nothing is ready."""
+
+
+def cells(shown: str) -> list[list[str]]:
+    """Return the cells of a table in the output of ``psql`` or ``airflow``, or the lines of another text.
+
+    A row whose first cell is empty continues the row above: where its text breaks depends on the lengths of times.
+    """
+    rows: list[list[str]] = []
+    for line in shown.splitlines():
+        if not RULE.fullmatch(line):
+            row = [CHANGING.sub("...", cell.strip()) for cell in line.split("|")]
+            if rows and len(row) > 1 and not row[0]:
+                rows[-1] = [f"{above} {below}".strip() for above, below in zip(rows[-1], row, strict=True)]
+            else:
+                rows.append(row)
+    return rows
+
+
+def examples(text: str) -> Iterator[tuple[str, str, str | None]]:
+    """Each example of a text with its language, and the text that the page shows behind it."""
+    found: Sequence[tuple[str, str]] = FENCE.findall(text)
+    for (language, example), (following, shown) in zip_longest(found, found[1:], fillvalue=("", "")):
+        if language != "text":
+            yield language, example, shown if following == "text" else None
+
+
+def dags(file: Path) -> Sequence[DAG]:
+    """The DAGs that a file makes by decorated functions."""
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(file.read_text(), names)
+    return [
+        made()
+        for made in names.values()
+        if isinstance(made, FunctionType) and made.__module__ == "page" and hasattr(made, "__wrapped__")
+    ]
+
+
+class Reader:
+    """A person who follows a page. Before they look at a result, Airflow's runs of the DAGs have ended.
+
+    ``replaced``: texts of the page, and what stands for each of them here. ``attempts``: how often a DAG whose run
+    fails runs again before the reader looks.
+    """
+
+    attempts = 1
+
+    def __init__(
+        self,
+        database: psycopg.Connection[Any],
+        folder: Path,
+        printed: Callable[[], str],
+        replaced: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.database = database
+        self.folder = folder
+        self.files: list[Path] = []
+        self.failures: list[type[Exception]] = []
+        self.logged: list[str] = []
+        self.notices: list[str] = []
+        database.add_notice_handler(lambda notice: self.notices.append(f"NOTICE:  {notice.message_primary}"))
+        self._printed = printed
+        self._replaced = replaced
+
+    def follow(self, text: str) -> None:
+        """Do what a text says, and compare the output and the notices that it names."""
+        for language, example, shown in examples(text):
+            if shown is not None and self.looks(example):
+                self.wait()
+            told = getattr(self, f"_{language}")(self._here(example))
+            if shown is not None:
+                assert cells(told) == cells(self._here(shown)), told
+        for notice in re.findall(r"`(NOTICE:  [^`]+)`", text):
+            assert notice in self.notices
+
+    def looks(self, example: str) -> bool:
+        """Whether an example asks for results of the DAGs."""
+        return example.startswith("select") or " status " in example
+
+    def wait(self) -> None:
+        """Run the DAGs until nothing is ready, or until a DAG has failed as often as ``attempts`` says."""
+        made = [dag for file in self.files for dag in dags(file)]
+        failures = 0
+        for _ in range(ROUNDS if made else 0):
+            try:
+                for dag in made:
+                    self._run(dag)
+            except (psycopg.Error, ValueError) as error:
+                failures += 1
+                self.failures.append(type(error))
+                if failures == self.attempts:
+                    return
+                continue
+            if not self._ready():
+                return
+
+    def _run(self, dag: DAG) -> None:
+        for task in dag.topological_sort():
+            with patch.object(task.log, "info") as info:
+                try:
+                    task.execute({})
+                finally:
+                    self.logged += [call.args[0] % call.args[1:] for call in info.call_args_list]
+
+    def _ready(self) -> int:
+        (ready,) = self.database.execute(
+            "select coalesce(sum(ready), 0) from pgchange.status()"
+        ).fetchone() or (0,)
+        return int(ready)
+
+    def _here(self, text: str) -> str:
+        return functools.reduce(lambda made, pair: made.replace(*pair), self._replaced, text)
+
+    def _sh(self, example: str) -> str:
+        """Run our commands, and check that Airflow has the others."""
+        self._printed()
+        for line in example.splitlines():
+            program, *arguments = shlex.split(line, comments=True) or [""]
+            if program == "airflow-pgchange" and "--help" not in arguments:
+                args = parsed(*arguments)
+                args.func(args)
+            elif program == "airflow":
+                args = get_parser().parse_args(arguments)
+                if arguments[0] == "connections":
+                    args.func(args)
+            else:
+                assert program in {"airflow-pgchange", "", *ELSEWHERE}
+        return self._printed()
+
+    def _sql(self, example: str) -> str:
+        """Run statements, and show the rows of the last statement with rows, with ``|`` between cells as in ``psql``."""
+        shown = ""
+        for statement in statements(example):
+            cursor = self.database.execute(statement)
+            if cursor.description:
+                rows = [[column.name for column in cursor.description], *map(list, cursor.fetchall())]
+                shown = "\n".join("|".join("" if cell is None else str(cell) for cell in row) for row in rows)
+        return shown
+
+    def _python(self, example: str) -> str:
+        """Save a file of DAGs. A file with a DAG of the same name replaces the earlier file."""
+        name = re.findall(r"^def (\w+)\(\):$", example, flags=re.MULTILINE)[-1]
+        file = self.folder / f"{name}.py"
+        file.write_text(example)
+        self.files = [*dict.fromkeys([*self.files, file])]
+        return ""

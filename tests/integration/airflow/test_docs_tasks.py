@@ -1,0 +1,44 @@
+"""The how-to pages by task, from top to bottom: their examples have the output that the pages show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.airflow_home import uri
+from tests.airflow_metadata import take_migrated
+from tests.following import Reader
+from tests.ledger import Connect
+from tests.readme import ROOT
+
+HOW_TO = ROOT / "docs" / "how-to"
+Follow = Callable[..., Reader]
+
+
+@pytest.fixture
+def follow(
+    db: str,
+    connect: Connect,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Follow:
+    """Follows a page, in a database with our schemas that the connection ``shop`` leads to."""
+    take_migrated()
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(db))
+    monkeypatch.setenv("AIRFLOW__CORE__DAGS_FOLDER", str(tmp_path))
+
+    def follow(page: str, *replaced: tuple[str, str]) -> Reader:
+        reader = Reader(connect(), tmp_path, lambda: capsys.readouterr().out, replaced)
+        reader.follow((HOW_TO / f"{page}.md").read_text())
+        return reader
+
+    return follow
+
+
+@pytest.mark.parametrize("page", ["copy", "report"])
+def test_a_recipe_shows_what_its_reader_sees(page: str, follow: Follow) -> None:
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
+    assert follow(page).failures == []
