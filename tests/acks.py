@@ -24,9 +24,10 @@ OTHERS = {**BEYOND, "the next": lambda claimed: claimed + 1}
 def only_the_claimed_version_is_acked(
     write: Callable[[], Any], feed: Feed, db: str, source: str | None = None
 ) -> None:
-    """Write changes with ``write`` and claim them. Check that acks of other versions fail and move nothing.
+    """Check that a consumer can ack only the version of the batch that it has claimed.
 
-    If the claim is in another database than the results, only acks of versions that no claim can have are tried.
+    Write changes with ``write``, and claim them. Acks with another version must fail and must not move the consumer. If
+    the claim and the results are in two databases, try only versions that no claim can have.
     """
     write()
     for name, version in (OTHERS if source is None else BEYOND).items():

@@ -40,7 +40,10 @@ class _Pool:
 
 
 def _reset(connection: Connection) -> Connection | None:
-    """Reset the settings that the previous transaction made on a connection. Return None if the server has closed it."""
+    """Reset the settings of the previous transaction on a connection.
+
+    Return None if the server has closed the connection.
+    """
     try:
         connection.execute("reset all")
     except psycopg.OperationalError:
@@ -77,7 +80,10 @@ def connections_reused() -> Iterator[None]:
 def taken(
     feed: Feed, results: str, source: str | None = None, limit: int = 1000, write: Any = None
 ) -> list[Change]:
-    """Claim the next batch, call ``write``, ack, and return the batch's changes; none if nothing is ready."""
+    """Claim the next batch, call ``write``, ack, and return the batch's changes.
+
+    Return an empty list if nothing is ready.
+    """
     with ConsumerTransaction(feed, results, source) as consumer:
         if consumer.claim(limit) is None:
             return []

@@ -31,7 +31,7 @@ def opened(home: Path) -> Iterator[Page]:
 
 
 def come_back(tab: Page, url: str, role: str = "op", view: str = "") -> None:
-    """Open a view of the page with the cookie of an earlier login. So Airflow's shell is loaded only once."""
+    """Open a view of the page with the cookie of an earlier login, so that Airflow's shell is loaded only once."""
     tab.context.add_cookies([{"name": "_token", "value": token(role), "url": url}])
     tab.goto(f"{url}/plugin/pgchange/{view}")
 

@@ -26,7 +26,7 @@ Deed = tuple[str, Callable[[], object]]
 
 
 def forget(connection: Connection) -> None:
-    """Set the statistics of all tables so that the planner takes them for nearly empty."""
+    """Set the statistics of all tables so that the planner assumes that the tables are nearly empty."""
     connection.execute("""
         update pg_class as c set reltuples = 0, relpages = 10
         where c.relnamespace in (

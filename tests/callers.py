@@ -63,7 +63,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Stranger:
-    """A role with its own schema, and the results of ``calls`` when its code ran them."""
+    """A role with its own schema. It records the results of ``calls`` each time its code runs."""
 
     role: Role
     session: Connection
@@ -78,12 +78,12 @@ class Stranger:
         return cls(role, session, owner)
 
     def by_itself(self) -> dict[str, str]:
-        """The results of the calls in the stranger's own session."""
+        """Return the results of the calls in the stranger's own session."""
         self.session.execute(f"select {self.role.name}.run()")
         return self.outcome()
 
     def in_session_of(self, other: Connection, way: str) -> dict[str, str]:
-        """The results of the calls if another role runs the stranger's code."""
+        """Let another role run the stranger's code, and return the results of the calls in that role's session."""
         for statement in WAYS[way].format(s=self.role.name).split("; "):
             other.execute(statement)
         return self.outcome()

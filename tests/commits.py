@@ -51,7 +51,7 @@ def narrow_partitions(connection: psycopg.Connection[Any], width: int = 50) -> N
         connection.execute(f"drop table {partition}")
     while connection.execute("select pg_current_xact_id()::text::bigint %% %s", [width]).fetchone() != (0,):
         pass
-    # Transactions of other tests must not count for the rate of this test.
+    # Delete the recorded rate of transactions: other tests used transaction ids, too.
     connection.execute("delete from revision.pace")
     connection.execute("select revision.maintain_partitions(%s, 2)", [width])
 

@@ -57,7 +57,7 @@ def database(cluster: Cluster, template: str) -> Iterator[str]:
 
 @pytest.fixture
 def db(cluster: Cluster) -> Iterator[str]:
-    """A database with all our schemas; its connection string."""
+    """Yield the connection string of a database with all our schemas."""
     yield from database(cluster, TEMPLATE)
 
 
@@ -75,7 +75,10 @@ def bare_db(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def own_cluster(server: str) -> Iterator[Cluster]:
-    """A cluster for this test alone. For tests that crash it, or that fail if other sessions hold back its xmin."""
+    """A cluster for this test alone.
+
+    Use it in tests that crash their server, or that fail if other sessions hold back xmin.
+    """
     cluster = clusters.new_cluster(server)
     yield cluster
     cluster.remove()
@@ -126,7 +129,7 @@ class _closing:
 
 @pytest.fixture
 def proxy(db: str) -> Iterator[Proxy]:
-    """A proxy before the server of ``db``."""
+    """A proxy through which clients connect to the server of ``db``."""
     with proxy_before(int(conninfo_to_dict(db)["port"])) as proxy:
         yield proxy
 
@@ -159,6 +162,6 @@ def role(db: str, cluster: Cluster) -> Iterator[Callable[[str], Role]]:
 
 @pytest.fixture
 def pgbouncer(db: str) -> Iterator[str]:
-    """A pooler in transaction mode before ``db``; its connection string."""
+    """The connection string of a pooler in transaction mode, through which clients connect to ``db``."""
     with pooler(db) as conninfo:
         yield conninfo

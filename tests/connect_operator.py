@@ -35,7 +35,7 @@ with batch_job() as job:
     pathlib.Path(__file__).with_name("pids").write_text(f"{os.getpid()} {child.pid}")
     job.spark.sql("select java_method('java.lang.Thread', 'sleep', 3600000L)").collect()
 """
-"""Run code on the server and in a child process for an hour. The file ``pids`` gets their process ids."""
+"""Run code on the server and in a child process for an hour. Write the process ids to the file ``pids``."""
 
 MakeOperator = Callable[..., SparkBatchOperator]
 

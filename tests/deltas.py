@@ -1,4 +1,4 @@
-"""Delta tables that ``deltalake`` itself creates and reads, as in a real company."""
+"""Delta tables that ``deltalake`` creates and reads, because users' tables also come from other programs than ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.s3 import KEY, SECRET, Server
 
 
 def environment(server: Server) -> dict[str, str]:
-    """The variables by which ``deltalake`` reaches a server of S3."""
+    """Return the environment variables by which ``deltalake`` connects to an S3 server."""
     return {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}",
         "AWS_ALLOW_HTTP": "true",
@@ -27,7 +27,7 @@ def environment(server: Server) -> dict[str, str]:
 
 
 def made(location: str, schema: Any = PAYMENTS, **options: Any) -> Delta:
-    """A new table."""
+    """Create a table, and return it."""
     lake = Delta(location)
     DeltaTable.create(location, schema, storage_options=store.options(lake), **options)
     return lake
@@ -55,6 +55,6 @@ class DeltaLake:
         return rows(self.into)
 
     def batches(self) -> list[str]:
-        """The ids of the batches that the table has."""
+        """Return the ids of the batches that the table's log records."""
         history = store.opened(self.into).history()
         return [commit["pgchange.batch"] for commit in history if "pgchange.batch" in commit]

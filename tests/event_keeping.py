@@ -14,12 +14,12 @@ Connection = psycopg.Connection[Any]
 
 
 def lines(connection: Connection, query: str) -> list[str]:
-    """Return the log of one of our functions."""
+    """Return the lines of text that a function of the event log, such as its maintenance, returns."""
     return [row[0] for row in connection.execute(query).fetchall()]
 
 
 def maintain(connection: Connection, later: str = "0") -> list[str]:
-    """Run the maintenance as if it were this much later."""
+    """Run the maintenance as if the clock were ahead by the interval ``later``. Return its report."""
     return lines(connection, f"select pgmb.maintain_log(now() + interval '{later}')")
 
 
@@ -37,7 +37,7 @@ def publish(connection: Connection, n: int = 1, topic: str = "t", at: str | None
 def fill_default(connection: Connection, n: int, at: str) -> None:
     """Publish ``n`` events of 7 kB each for a time for which the log has no partition."""
     connection.execute("alter table pgmb.events_default alter column payload set storage plain")
-    # Autovacuum could lock the tables. Operations that do not wait for locks would then do nothing.
+    # Autovacuum could lock the tables. Operations that do not wait for locks would then be skipped.
     connection.execute("alter table pgmb.events_default set (autovacuum_enabled = off)")
     connection.execute(
         "insert into pgmb.events (id, topic, payload) "
@@ -54,13 +54,13 @@ def drop_all(connection: Connection, table: str = "pgmb.events") -> None:
 
 
 def place(connection: Connection, later: str = "0") -> None:
-    """Move scheduled events out of the log and back until nothing is left to move."""
+    """Move scheduled events into the table for them, and due events back, until nothing is left to move."""
     while one(connection, f"select pgmb.place_scheduled(now() + interval '{later}')"):
         pass
 
 
 def set_aside_and_due(connection: Connection, n: int = 1) -> list[str]:
-    """Schedule ``n`` events for a second ago, which are still outside of the log, and return their ids."""
+    """Store ``n`` scheduled events that became due a second ago, and return their ids."""
     ids = connection.execute(
         "insert into pgmb.later (id, topic, payload) "
         "select pgmb.create_event_id(now() - interval '1 second', n), 't', '{}' from generate_series(1, %s) as n "
@@ -89,7 +89,7 @@ def dispatch(connection: Connection) -> None:
 
 
 def read(connection: Connection, group: str = "g") -> list[str]:
-    """Read the events of a group, move its cursor, and return the ids in their order."""
+    """Read the events of a group, move its cursor behind them, and return their ids in the order of reading."""
     rows = connection.execute(
         "select id, next_cursor from pgmb.read_next_events(%s, chunk_size => 100000)", [group]
     ).fetchall()
@@ -124,7 +124,7 @@ def configure(connection: Connection, **settings: str) -> None:
 
 
 def narrow(connection: Connection, ahead: str = "2 seconds") -> None:
-    """Make partitions of a second each, so that a test sees how they are created and dropped."""
+    """Configure partitions of one second each, so that a test sees how partitions are created and dropped."""
     for table in ("pgmb.events", "pgmb.dispatched"):
         for name, _, _ in partitions(connection, table):
             connection.execute(f"drop table {name}")

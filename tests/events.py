@@ -79,7 +79,7 @@ def read(
 
 
 def take(connection: Connection, group: str = "g", chunk: int = 1000) -> list[str]:
-    """Read the next chunk, move the cursor behind it, release the lock, and return the ids."""
+    """Read the next chunk, move the cursor behind the chunk, and release the lock. Return the ids."""
     rows = read(connection, group, chunk, peek=False)
     if rows:
         connection.execute("select pgmb.set_group_cursor(%s, %s, true)", [group, rows[-1]["next_cursor"]])

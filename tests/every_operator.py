@@ -56,11 +56,11 @@ from airflow_pgchange.sensors.sagas import SagaSensor
 
 
 def nothing(*_: Any) -> None:
-    """A callable that is passed to operators."""
+    """Do nothing. Operators get this function where they need any callable."""
 
 
 def of_a_job(job: object) -> None:
-    """A function that the Spark decorators wrap."""
+    """Do nothing with a job. The Spark decorators wrap this function."""
 
 
 COMMITS, TUBE = CommitFeed("audit", 0), TubeFeed("q")
@@ -243,7 +243,7 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
     TubeTouchOperator: {"tube": ["q"], "query": "select 1", "shard": 0, "op": "B", **WHERE},
     ConsumerSensor: {"feed": COMMITS, **BOTH, **SENSOR},
 }
-"""For each class: a value for every argument that the class itself defines."""
+"""By class: a value for every argument that the class itself defines."""
 
 
 def ours() -> Iterator[type[BaseOperator]]:

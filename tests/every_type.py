@@ -90,8 +90,11 @@ def columns_of(connection):
 
 
 def make_tables(connection, more=()):
-    """Create the tables ``typed`` and ``copied``, with a column of every type of the server and bigint columns with
-    these names. The first has a row of NULLs and a row for each value. Return the columns by their names."""
+    """Create the tables ``typed`` and ``copied``, and return their columns by name.
+
+    They have a column of every type that the server has, and bigint columns with the names in ``more``. The table
+    ``typed`` has a row of NULLs and a row for each value.
+    """
     known = {**columns_of(connection), **{name: ("bigint", "bigint", ["1", "-2"]) for name in more}}
     connection.execute(DDL)
     connection.execute("set datestyle = 'SQL, DMY'; set timezone = 'Asia/Tokyo'")

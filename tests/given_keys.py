@@ -23,7 +23,7 @@ from tests.spark_session import spark_session
 
 @dataclass(frozen=True)
 class GivenFeed:
-    """A feed whose changes are the rows of ``public.given``."""
+    """A feed whose changes are the rows of the table ``public.given``."""
 
     kind: ClassVar[str] = "given"
     name: ClassVar[str] = "given"
@@ -39,7 +39,7 @@ class GivenFeed:
 
 
 def given(connection: psycopg.Connection[Any], keys: Sequence[Key]) -> None:
-    """Let these keys be the next changes."""
+    """Let the consumer's next changes have these keys."""
     connection.execute(
         'drop table if exists given; create table given (id text collate "C", n int generated always as identity)'
     )

@@ -31,7 +31,7 @@ class Seen:
 
 
 def subscribed(connection):
-    """Subscribe the group g to the topics t and u, and return the connection."""
+    """Subscribe group g to topics t and u, and return the connection."""
     subscribe(connection, "g", topical(["t", "u"]))
     return connection
 
@@ -60,7 +60,7 @@ def hurry(connection):
 
 
 def run_with_retries(handlers, connection):
-    """Run until nothing is left, also no retry."""
+    """Run the handlers until no event and no retry is left."""
     handlers.run("empty")
     while hurry(connection):
         handlers.run("empty")

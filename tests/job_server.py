@@ -19,9 +19,11 @@ STATES = {None: "RUNNING", 0: "FINISHED", -9: "KILLED"}
 
 
 class JobServer:
-    """Use it as a context manager. ``requests`` are the requests that started jobs, ``killed`` the ids of killed jobs.
+    """The server, as a context manager.
 
-    A job can wait for the end of its input, which comes with ``end_input``. ``state`` replaces the state that a job has.
+    ``requests`` lists the requests that started jobs, ``killed`` the ids of killed jobs.
+
+    A job can wait for the end of its input, which ``end_input`` sends. ``state`` replaces the reported state of a job.
     """
 
     def __init__(self) -> None:
@@ -43,7 +45,7 @@ class JobServer:
 
     @property
     def connection(self) -> str:
-        """The Airflow connection of a standalone Spark cluster that is this server."""
+        """The Airflow connection to this server, as if it were a standalone Spark cluster."""
         given = {"conn_type": "spark", "host": "spark://127.0.0.1", "extra": {"rest-port": self.port}}
         return json.dumps(given)
 

@@ -1,4 +1,4 @@
-"""Iceberg tables that PyIceberg's own catalog creates and reads, as in a real company.
+"""Iceberg tables that PyIceberg's own catalog creates and reads, because users' tables also come from other programs.
 
 That catalog needs SQLAlchemy 2. With an older SQLAlchemy the tests use ``PlainCatalog``.
 """
@@ -59,7 +59,7 @@ class Lake:
         return TABLE
 
     def batches(self) -> list[str]:
-        """The ids of the batches that the table has."""
+        """Return the ids of the batches that the table's snapshots record."""
         return [
             snapshot.summary["pgchange.batch"]
             for snapshot in self.catalog.load_table(TABLE.table).snapshots()
@@ -78,7 +78,7 @@ def payments(*rows: tuple[int, str | None, int], schema: pa.Schema = PAYMENTS) -
 
 
 def set_up(conninfo: str) -> None:
-    """A tracked table with ten changes."""
+    """Create and track a table with ten changes."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("create table change (id bigint generated always as identity primary key)")
         connection.execute("select revision.track('change', branch_id => '0')")

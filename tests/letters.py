@@ -21,8 +21,10 @@ class Poison(Exception):
 def give_up(
     connection: Connection, db: str, n: int = 3, feed: CommitFeed = FEED, source: str | None = None, **to: Any
 ) -> tuple[int, list[int]]:
-    """Write ``n`` commits, let their consumer claim them, and give the batch up. Return the dead letter's number and the
-    commits."""
+    """Write ``n`` commits, let their consumer claim them, and give the batch up.
+
+    Return the number of the dead letter, and the commits.
+    """
     at = to.get("at") or connection
     ids = commits(at, n)
     claim_and_fail(db, source, feed, limit=n)
@@ -42,7 +44,10 @@ def plan(db: str, source: str | None = None, **options: Any) -> Plan:
 
 
 def drain_but(bad: set[int], given: Plan) -> list[int]:
-    """Drain with a plan whose batches fail if they contain a bad commit. Return the processed changes, in order."""
+    """Drain the feed with a plan whose batches fail if they contain a bad commit.
+
+    Return the processed changes, in order.
+    """
     done: list[int] = []
 
     def process(transaction: Any, batch: Any) -> None:

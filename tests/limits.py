@@ -16,7 +16,7 @@ def shorten(connection: psycopg.Connection[Any], function: str, limit: str, to: 
 
 
 def shorten_locks(connection: psycopg.Connection[Any]) -> None:
-    """Let locks on tables be waited for at most half a second instead of five seconds."""
+    """Let maintenance wait for locks on tables for at most half a second instead of five seconds."""
     shorten(connection, "pgchange.take_locks", "interval '5 s'", "interval '0.5 s'")
 
 
@@ -26,5 +26,5 @@ def shorten_rests(connection: psycopg.Connection[Any]) -> None:
 
 
 def be_patient(connection: psycopg.Connection[Any]) -> None:
-    """Let maintenance wait without a limit."""
+    """Let maintenance wait for locks without a limit."""
     shorten(connection, "pgchange.patience", "least(most, pgchange.unseen())", "least(interval '60 s')")

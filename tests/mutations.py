@@ -12,7 +12,7 @@ def push(connection, table="item", **options):
 
 
 def push_items(connection):
-    """Make a table of which every mutation is an event; the connection."""
+    """Create a table whose mutations are all published as events. Return the connection."""
     connection.execute("create table item (id bigint primary key, kind text, amount int)")
     push(connection)
     return connection
@@ -23,7 +23,7 @@ def stop(connection, table="item"):
 
 
 def events(connection):
-    """(topic, payload, metadata) in the order of the ids, and none of them twice."""
+    """Delete all events. Return the topic, payload and metadata of each, in the order of the ids."""
     rows = connection.execute("delete from pgmb.events returning id, topic, payload, metadata").fetchall()
     return [row[1:] for row in sorted(rows)]
 
@@ -33,7 +33,7 @@ def faults(connection):
 
 
 def serialise(connection, body):
-    """Replace what events say about a row."""
+    """Replace the function that decides how an event describes a row."""
     connection.execute(
         "create or replace function pgmb.serialise_record_for_event("
         "tabl oid, op text, record record, out serialised jsonb, out emit boolean) "

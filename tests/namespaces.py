@@ -25,7 +25,7 @@ class Namespace:
         self._link = link
 
     def run(self, *command: str) -> subprocess.Popen[str]:
-        """Start a program in it."""
+        """Start a program in the namespace."""
         return subprocess.Popen(
             ["ip", "netns", "exec", self._name, *command],
             stdin=subprocess.PIPE,
@@ -66,7 +66,7 @@ def namespace() -> Iterator[Namespace]:
 
 
 def _remove(name: str) -> None:
-    """The link goes with it."""
+    """Remove the namespace, and its link with it."""
     with suppress(OSError, subprocess.CalledProcessError):
         _ip("netns", "delete", name)
 

@@ -100,4 +100,4 @@ ORIGINALS = {
     "topology": TOPOLOGY,
 }
 WRITE = "insert into public.item (id) values (%s)"
-"""A write of the application that the original system captures, if it captures writes."""
+"""A write of the application. The original system captures it if it captures writes."""

@@ -65,7 +65,7 @@ def token(role: str) -> str:
 
 
 def prepare(folder: Path, url: str = "http://testserver") -> None:
-    """The configuration that Airflow reads when its API is created."""
+    """Write the configuration that Airflow reads when its API is created."""
     os.environ |= {
         "AIRFLOW__API__BASE_URL": url,
         "AIRFLOW__API_AUTH__JWT_SECRET": "0" * 64,
@@ -75,14 +75,17 @@ def prepare(folder: Path, url: str = "http://testserver") -> None:
 
 
 def password(folder: Path, role: str) -> str:
-    """The credentials of a person with a role."""
+    """Return the password of the user with a role."""
     found: dict[str, str] = json.loads((folder / "passwords.json").read_text())
     return found[f"the_{role}"]
 
 
 def parse(folder: Path) -> None:
-    """Let Airflow have three DAGs. The first is on a feed of ``airline``, the second on a feed with results in
-    ``warehouse``, and the third maintains ``unreachable``."""
+    """Store three DAGs in Airflow.
+
+    The first is on a feed of ``airline``, the second on a feed with results in ``warehouse``, and the third maintains
+    ``unreachable``.
+    """
     (folder / "page_dags.py").write_text(DAG)
     parse_folder(folder)
 
@@ -100,14 +103,16 @@ def served() -> FastAPI:
 
 
 def mounted(airflow: FastAPI) -> Mount:
-    """Return our plugin's application in Airflow's API."""
+    """Return our plugin's application, which is mounted in Airflow's API."""
     (ours,) = [route for route in airflow.routes if isinstance(route, Mount) and route.path == "/pgchange"]
     return ours
 
 
 def afresh(airflow: FastAPI) -> Callable[[str | None], Person]:
-    """A client of Airflow's API with a plugin that has not queried any database yet. The user has a role, or is not
-    logged in."""
+    """A client of Airflow's API whose plugin has not queried any database yet.
+
+    The user has a role, or is not logged in.
+    """
     from airflow_pgchange.plugins import questions
     from airflow_pgchange.plugins.api import build
 
@@ -119,7 +124,7 @@ def afresh(airflow: FastAPI) -> Callable[[str | None], Person]:
 
 
 def overview(person: Person, patience: float = 30) -> dict[str, Any]:
-    """Return a view as a user gets it once each database has answered or failed."""
+    """Return a view as a user gets it, once each database has answered or failed."""
     deadline = time.monotonic() + patience
     while True:
         answer = person.get("/overview")
@@ -142,8 +147,10 @@ def audit_log() -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def noted_of_dags() -> list[tuple[str | None, str | None]]:
-    """Return the DAG and task in those of our entries that name them. There are none, because our actions are about
-    connections."""
+    """Return the DAG and the task of each of our audit entries that has any.
+
+    The list is empty, because our actions concern connections.
+    """
     from airflow.models.log import Log
     from airflow.utils.session import create_session
     from sqlalchemy import or_, select

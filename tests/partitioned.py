@@ -1,4 +1,4 @@
-"""A partitioned table that gets a new partition, for tests of existing rows."""
+"""A table with rows or without rows that becomes a partition of another table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psycopg
 
 
 def come(item: psycopg.Connection[Any], rows: str | None = "(11), (12)") -> None:
-    """Attach a table as a partition, with rows or without."""
+    """Attach a new table with this number of rows to the partitioned table."""
     if rows:
         item.execute(f"insert into high (id) values {rows}")
     item.execute("alter table item attach partition high for values from (10) to (20)")

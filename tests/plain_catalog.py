@@ -26,7 +26,7 @@ OF_TABLE = "where (catalog_name, table_namespace, table_name) = (%s, %s, %s)"
 
 
 class PlainCatalog(NoopCatalog, MetastoreCatalog):
-    """A catalog that makes tables, loads, drops them, and commits to them."""
+    """A catalog that creates, loads and drops tables, and commits to them."""
 
     def __init__(self, name: str, conninfo: str, **properties: str) -> None:
         super().__init__(name, **properties)
@@ -63,7 +63,7 @@ class PlainCatalog(NoopCatalog, MetastoreCatalog):
             (*places, *self._named(table.name()), now.metadata_location),
         )
         if not moved:
-            raise CommitFailedException("another writer was first")
+            raise CommitFailedException("another writer has committed first")
         return CommitTableResponse(metadata=staged.metadata, metadata_location=staged.metadata_location)
 
     def _named(self, identifier: Any) -> tuple[str, str, str]:

@@ -19,7 +19,7 @@ from demo.postgres import free_port
 
 @contextmanager
 def pooler(database: str) -> Iterator[str]:
-    """pgbouncer in transaction mode before a database; its connection string."""
+    """Run pgbouncer in transaction mode in front of a database, and yield its connection string."""
     target = conninfo_to_dict(database)
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="pgchange-") as folder:

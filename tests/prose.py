@@ -62,7 +62,7 @@ class Text:
 
     @cached_property
     def sentences(self) -> tuple[str, ...]:
-        """Its sentences. Blocks of code are left out, and inline code counts as a word."""
+        """Return the sentences of the text. Blocks of code are left out, and inline code counts as a word."""
         text = ABBREVIATION.sub(lambda found: found[0].replace(".", ""), self.content)
         text = INLINE_CODE.sub(lambda found: re.sub(r"\s+", "·", found[0]), text)
         blocks = [block for block in re.split(r"\n\s*\n", text) if not re.match(r" {4}|\s*>>>", block)]
@@ -71,13 +71,13 @@ class Text:
 
     @cached_property
     def marks(self) -> tuple[str, ...]:
-        """The names of its marks, each as often as it occurs."""
+        """Return the names of the patterns that the text matches, each as often as it matches."""
         places = [(name, mark, sentence) for sentence in self.sentences for name, mark in MARKS.items()]
         return tuple(name for name, mark, sentence in places for _ in re.findall(mark, sentence, re.I))
 
     @cached_property
     def long(self) -> int:
-        """Number of sentences that are too long."""
+        """Return the number of sentences that are too long."""
         return sum(len(re.findall(r"\S*[\w…]\S*", sentence)) > LONGEST for sentence in self.sentences)
 
     def __str__(self) -> str:

@@ -38,13 +38,13 @@ class Proxy:
         if not serve_new:
             self._serves.clear()
         self._speaks.clear()
-        # From now on each connection has its own switch.
+        # Give each later connection its own event, so that only the earlier connections are silent.
         self._speaks = threading.Event()
         if serve_new:
             self._speaks.set()
 
     def send_new_to(self, server_port: int) -> None:
-        """Connect new clients to another server, as a load balancer does."""
+        """Connect new clients to another server, as a load balancer could."""
         self._server_port = server_port
 
     def _serve(self) -> None:
@@ -73,7 +73,10 @@ def _pass_on(sender: socket.socket, receiver: socket.socket, speaks: threading.E
 
 @contextmanager
 def proxy_before(server_port: int) -> Iterator[Proxy]:
-    """A proxy before the server at a port, closed at the end at the latest."""
+    """Run a proxy in front of the server at a port.
+
+    The proxy is closed at the end of the block, if the test has not closed it.
+    """
     proxy = Proxy(server_port)
     try:
         yield proxy

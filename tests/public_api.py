@@ -27,14 +27,14 @@ CALLED = ("__init__", "__call__")
 
 @dataclass(frozen=True)
 class Module:
-    """A file of the package: what it defines, and by each name that it imports from the package, where that is from."""
+    """A file of the package: the names that it defines, and the source of each name that it imports from the package."""
 
     name: str
     defined: dict[str, ast.stmt] = field(default_factory=dict)
     imported: dict[str, tuple[str, str]] = field(default_factory=dict)
     exported: tuple[str, ...] = ()
     lazy: tuple[str, ...] = ()
-    """The names of its call of ``lazily``."""
+    """The names that the module passes to ``lazily()``, which imports them when they are used."""
     tree: ast.Module = field(default_factory=lambda: ast.Module([], []), compare=False)
 
 
@@ -71,7 +71,7 @@ def _lazy(tree: ast.Module) -> Iterator[str]:
 
 
 def places() -> list[Module]:
-    """The package and each of its modules and packages that export names; the package itself is first."""
+    """Return the package itself, and then each of its modules and subpackages that export names."""
     stems = sorted(path.stem for path in (ROOT / NAME).iterdir() if not path.stem.startswith("_"))
     found = [module(name) for name in (NAME, *(f"{NAME}.{stem}" for stem in stems))]
     return [each for each in found if each is not None and each.exported]
@@ -102,7 +102,10 @@ def listing() -> str:
 
 
 def described(place: Module, name: str, home: dict[str, str], bases: dict[str, list[str]]) -> Iterator[str]:
-    """The lines about a name; what its bases have that nobody exports is noted in ``bases``."""
+    """Return the lines about an exported name.
+
+    If the name is a class, also record in ``bases`` the members that it inherits from classes that no module exports.
+    """
     found = definition(place, name)
     assert found is not None, f"{place.name} exports {name}, and nothing defines it"
     where, node = found
@@ -124,7 +127,7 @@ def described(place: Module, name: str, home: dict[str, str], bases: dict[str, l
 
 
 def bases_of(where: Module, node: ast.ClassDef) -> Iterator[tuple[str, tuple[Module, ast.ClassDef]]]:
-    """The classes of this package that a class inherits, or whose contract a kind of feed keeps."""
+    """Return the classes of this package from which a class inherits, and the contract that a kind of feed implements."""
     names = [ast.unparse(base) for base in node.bases]
     for decorator in node.decorator_list:
         if ast.unparse(decorator) == "kind_of_feed":
@@ -147,7 +150,7 @@ def _inherited(where: Module, node: ast.ClassDef) -> Iterator[str]:
 
 
 def _members(where: Module, node: ast.ClassDef, known: set[str]) -> Iterator[str]:
-    """The fields of a dataclass, the attributes that a class sets, and its public methods that no base has."""
+    """Return the fields of a dataclass, the attributes that a class sets, and the public methods that no base has."""
     is_dataclass = any("dataclass" in ast.unparse(each) for each in node.decorator_list)
     is_protocol = any(ast.unparse(base) == "Protocol" for base in node.bases)
     for each in node.body:
@@ -167,7 +170,7 @@ def _members(where: Module, node: ast.ClassDef, known: set[str]) -> Iterator[str
 
 
 def _attributes(node: ast.ClassDef) -> Iterator[str]:
-    """Attributes that a class sets when it is made or entered, other than its arguments."""
+    """Return the attributes that a class sets in ``__init__`` or ``__enter__``, except its arguments."""
     for method in node.body:
         if isinstance(method, Function) and method.name in ("__init__", "__enter__"):
             taken = {arg.arg for arg in (*method.args.args, *method.args.kwonlyargs)}
@@ -190,7 +193,7 @@ def _signature(where: Module, node: Function) -> str:
 
 
 def _value(where: Module, value: ast.expr) -> ast.expr:
-    """A default as it is written; of a constant of this package its value."""
+    """Return a default value as it is written. If it is a constant of this package, return the value of the constant."""
     if isinstance(value, ast.Name):
         found = definition(where, value.id)
         if (

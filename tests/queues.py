@@ -18,7 +18,10 @@ begin
 end
 $$;
 """
-"""A function for selectors that fail at first. It is declared immutable, but its result depends on a table."""
+"""A function whose result depends on a table, although it is declared immutable.
+
+A selector that calls it can fail first, and succeed later.
+"""
 
 
 def one(connection: Connection, query: str, *parameters: Any) -> Any:
@@ -33,7 +36,7 @@ def make(connection: Connection, *queues: str, parts: int = 4, roles: bool = Fal
 
 @contextmanager
 def under_roles(connection: Connection) -> Iterator[Connection]:
-    """Create the queues q, with the consumer other, and r. Their roles are dropped at the end."""
+    """Create the queues q and r under roles, and a consumer ``other`` of q. The roles are dropped at the end."""
     make(connection, "q", "r", roles=True)
     consumer(connection, "other")
     yield connection
@@ -101,7 +104,7 @@ def drain(connection: Connection, name: str = "default", queue: str = "q", most:
 
 
 def there(connection: Connection, queue: str = "q") -> list[str]:
-    """Return the n of all messages in a queue."""
+    """Return the number n of each message in a queue."""
     rows = connection.execute(f"select data -> 'n' from mbus.\"qt${queue}\" order by id")
     return [row[0] for row in rows.fetchall()]
 

@@ -20,10 +20,10 @@ QUICK = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "2",
 }
-"""For a few rows, compiling a query takes longer than interpreting it. `tests/system` also has a Spark with its own
-defaults."""
+"""Interpret queries: for a few rows, compiling them takes longer. `tests/system` also runs Spark with its own defaults.
+"""
 DAEMON = {"spark.python.daemon.module": "tests.spark_daemon"}
-"""Only for a local master, with the variables of ``environment``."""
+"""The setting for Python processes of a local master. It needs the variables that ``environment`` returns."""
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -72,7 +72,10 @@ class Guide:
         return dict(found)
 
     def run(self, section: str, replaced: Sequence[tuple[str, str]] = ()) -> list[list[Any]]:
-        """Return the results of the section's SQL statements that have any. Shell commands and results are not run."""
+        """Run the SQL statements of a section, and return the results of those that have any.
+
+        Skip its shell commands and shown results.
+        """
         answers = []
         for language, example in re.findall(r"```(\w+)\n(.*?)```", self.sections[section], flags=re.DOTALL):
             if language == "python":

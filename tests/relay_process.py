@@ -36,8 +36,7 @@ PID_OR_CODE = struct.Struct("!i")
 
 @functools.cache
 def _nursery() -> socket.socket:
-    """A socket at which a relay can be requested, with the files for its log and its exit code. It ends with this
-    process."""
+    """Start the process that forks relays, and return the socket for requests. The process ends with this process."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     root = Path(__file__).parents[1]
     with its:
@@ -75,14 +74,17 @@ class RelayProcess:
         return make_conninfo("", **known)
 
     def wait_for(self, text: str, times: int = 1) -> str:
-        """Return the line of the log with the n-th occurrence of ``text``. Raises TimeoutError."""
+        """Return the line of the log with the n-th occurrence of ``text``.
+
+        Raise TimeoutError if it does not come in time.
+        """
 
         def found() -> list[str]:
             return [line for line in self.lines if text in line]
 
         with self._said:
             if not self._said.wait_for(lambda: len(found()) >= times, PATIENCE):
-                raise TimeoutError(f"the relay did not say {text!r}; it said: {self.lines}")
+                raise TimeoutError(f"the log of the relay does not contain {text!r}: {self.lines}")
             return found()[times - 1]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -91,7 +93,7 @@ class RelayProcess:
             if not self._has_ended(0):
                 os.kill(self.pid, number)
             if not self._has_ended(PATIENCE):
-                raise TimeoutError(f"the relay did not end; it said: {self.lines}")
+                raise TimeoutError(f"the relay did not end; its log: {self.lines}")
             self._code = self._told()
             os.close(self._end)
             self._reader.join(PATIENCE)
@@ -116,8 +118,10 @@ class RelayProcess:
 
 @contextmanager
 def relay_process(conninfo: str, **options: Any) -> Iterator[RelayProcess]:
-    """Yield a relay that has reached its catalogue. Without ``users`` it trusts everybody. It is killed at the end of the
-    block. ``most_events`` is the number of events that it reads at once."""
+    """Yield a relay that has connected to its catalogue, and kill it at the end of the block.
+
+    Without ``users`` the relay accepts every client. ``most_events`` is the number of events that it reads at once.
+    """
     process = RelayProcess(conninfo, free_port(), options)
     try:
         process.wait_for("the catalogue is in term")

@@ -36,7 +36,7 @@ class RemoteJobTrigger(BaseTrigger):
 
 
 class RemoteJobOperator(BaseOperator):
-    """Starts a job with arguments, and defers until the job has ended."""
+    """Start a job with arguments, and defer until the job has ended."""
 
     template_fields: ClassVar[tuple[str, ...]] = ("arguments",)
 
@@ -51,4 +51,4 @@ class RemoteJobOperator(BaseOperator):
 
     def resume(self, context: Any, event: str) -> None:
         if event != "FINISHED":
-            raise RuntimeError(f"the job has {event}")
+            raise RuntimeError(f"the job ended with state {event}")

@@ -21,7 +21,10 @@ TABLE = "create table account (id bigint primary key, cents bigint not null)"
 
 @dataclass(frozen=True)
 class Replicasets:
-    """r1 has the first half of the buckets, r2 the second. The instances of r1 are called r1-1 and, its standby, r1-2."""
+    """Two replicasets. r1 owns the first half of the buckets, r2 the second half.
+
+    The instances of r1 are r1-1 and its standby r1-2.
+    """
 
     catalogue: str
     primaries: dict[str, Cluster]
@@ -29,7 +32,10 @@ class Replicasets:
 
     @property
     def reached(self) -> Reached:
-        """The connections that Spark gets. It learns the addresses of the instances only from the catalogue."""
+        """The connections that Spark gets.
+
+        They do not name the instances: Spark learns their addresses from the catalogue.
+        """
         return Reached(self.catalogue, "dbname=postgres user=postgres")
 
     def run(self, query: str, *arguments: Any) -> None:
@@ -47,7 +53,7 @@ class Replicasets:
                 )
 
     def fail_over(self, name: str) -> None:
-        """Do what a person would do after a primary has died."""
+        """Promote the standby of an instance that has died, and record it in the catalogue, as an operator would."""
         self.standbys[name].promote()
         self.run("select topology.set_state(%s, 'Offline')", f"{name}-1")
         self.run("select topology.set_master(%s, %s)", name, f"{name}-2")

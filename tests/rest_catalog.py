@@ -25,7 +25,7 @@ from tests import s3
 
 
 class Fault(Enum):
-    """The fate of a commit."""
+    """What the catalog does with a commit."""
 
     DROPPED = "applied, and the connection is closed without an answer"
     FAILED = "applied, and answered with 500"
@@ -47,10 +47,13 @@ class _Server(ThreadingHTTPServer):
 
 
 class RestCatalog:
-    """``faults`` are taken by the next commits, in order; ``fired`` are those that were. ``commits`` are all requests.
-    ``conflicts`` counts those whose requirements were not met. Each commit waits for up to ``delay`` seconds first.
-    ``answers`` is the HTTP status with which all other requests are refused, if any. ``store`` has the files of the
-    tables, if they are on S3."""
+    """The catalog.
+
+    The next commits take the ``faults`` in order, and ``fired`` lists the faults that happened. ``commits`` are all
+    requests to commit, and ``conflicts`` counts those whose requirements were not met. Each commit is delayed by up to
+    ``delay`` seconds. ``answers`` is the HTTP status with which all other requests are refused, if any. ``store`` has
+    the files of the tables, if they are on S3.
+    """
 
     def __init__(self, folder: Path, store: s3.Server | None = None) -> None:
         self.store = store
@@ -86,8 +89,10 @@ class RestCatalog:
 
     @contextmanager
     def held(self) -> Iterator[threading.Event]:
-        """Hold the next commit before it is applied, until the block ends. The event is set when the commit has
-        arrived."""
+        """Hold the next commit before it is applied, until the block ends.
+
+        The yielded event is set when the commit has arrived.
+        """
         self._held.clear()
         self._release.clear()
         self._hold.set()
@@ -200,7 +205,10 @@ class RestCatalog:
 
 @contextmanager
 def running(folder: Path, monkeypatch: Any, store: s3.Server | None = None) -> Iterator[RestCatalog]:
-    """The catalog ``rest`` of PyIceberg's configuration, with a namespace. ``store`` has the files of its tables."""
+    """Run the catalog, named ``rest`` in PyIceberg's configuration, with one namespace.
+
+    ``store`` has the files of its tables.
+    """
     rest = RestCatalog(folder, store)
     try:
         settings = {"uri": rest.uri, **({} if store is None else store.settings)}

@@ -40,7 +40,7 @@ class Server:
         )
 
     def bucket(self) -> str:
-        """The name of a new bucket."""
+        """Create a bucket, and return its name."""
         name = f"bucket-{next(_numbers)}"
         self.files.create_dir(name)
         return name
@@ -65,7 +65,7 @@ def server() -> Iterator[Server]:
         try:
             yield Server(int(process.stdout.readline()))
         finally:
-            # The server ends with its parent: it reads its standard input until the parent closes it.
+            # The server ends with its parent process, because it reads its standard input until the parent closes it.
             process.stdin.close()
             process.wait(10)
 

@@ -30,7 +30,7 @@ WORKED = [queue for queue in TOUR.queues if queue != TOUR.bungs]
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
-    """Create the queues, and a table in which handlers record their work."""
+    """Create the queues of the saga, and a table in which handlers record their work."""
     create_saga_queues(connection, TOUR)
     connection.execute(
         "create table act (n bigint generated always as identity, saga bigint, kind text, step text)"
@@ -76,12 +76,12 @@ def state(connection: psycopg.Connection[Any]) -> dict[str, Any]:
 
 
 def failure(connection: psycopg.Connection[Any], iid: str) -> str:
-    """Return the reason why a message is tried again."""
+    """Return the error because of which a message is tried again."""
     return str(one(connection, "select error from mbus.saga_message where iid = %s", iid))
 
 
 def due(connection: psycopg.Connection[Any], queue: str) -> None:
-    """Make all steps due that were put back."""
+    """Make all steps due that are waiting for their next attempt."""
     connection.execute(f'update mbus."log${queue}" set delayed_until = now() where delayed_until is not null')
     connection.execute("update mbus.apart set due = now() where due > now() and batch is null")
 
@@ -101,8 +101,10 @@ def in_order(steps: Sequence[str | None]) -> bool:
 
 
 def is_right(state: str, acts: Sequence[Act], refused: str | None) -> bool:
-    """Whether a saga did all its steps, or compensated all because a step was refused. Each was done once, in a valid
-    order."""
+    """Whether a saga did all of its steps, or compensated all of them because a step was refused.
+
+    Each must be done once, in a valid order.
+    """
     kinds = [kind for kind, _ in acts]
     steps = [step for kind, step in acts if kind == "step"]
     undone = [step for kind, step in acts if kind == "compensation"]
@@ -115,5 +117,8 @@ def is_right(state: str, acts: Sequence[Act], refused: str | None) -> bool:
 
 
 def refused_step(saga: int) -> str | None:
-    """Return the step that a saga must refuse: in five of six consecutive sagas another step, in the sixth None."""
+    """Return the step that the handlers refuse for this saga.
+
+    Of six consecutive sagas, five have another step each, and the sixth has None.
+    """
     return dict(enumerate(sorted(STEPS))).get(saga % 6)

@@ -12,7 +12,7 @@ from airflow_pgchange.feeds.queries import ask
 
 
 def possible(connection: psycopg.Connection[Any]) -> list[System]:
-    """Return all systems except those whose extension the server lacks. Message queues need hstore."""
+    """Return all systems that the server can have. Message queues need the extension hstore."""
     wanted = {system: EXTENSIONS.get(system.schema) for system in SYSTEMS}
     return [
         system

@@ -11,5 +11,7 @@ SPEAKING = {
     "backslash_quote = off": "({} <> E'\\'')",
     "intervalstyle = 'iso_8601'": "((left({}, 0) || '1 day')::interval::text = '1 day')",
 }
-"""By setting: a condition on a text, which is 'running'. It is true only in sessions that have not changed the
-setting."""
+"""By setting: a condition on a text.
+
+The condition is true for the text 'running' unless the session has changed the setting.
+"""

@@ -1,4 +1,4 @@
-"""Clients of servers that fall silent: connection strings with short timeouts, and the errors of waiting calls."""
+"""Connection strings with short timeouts for servers that fall silent, and the errors of calls that wait for them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ TIMEOUT = 1.2
 
 
 def impatient(conninfo: str, timeout: float = TIMEOUT) -> str:
-    """Return a connection string with this short timeout."""
+    """Return the connection string with this short timeout."""
     return make_conninfo(conninfo, tcp_user_timeout=round(timeout * 1000))
 
 
 def through(proxy: Proxy, conninfo: str, timeout: float = TIMEOUT) -> str:
-    """Return a connection string with this short timeout, through a proxy."""
+    """Return the connection string with this short timeout and the address of a proxy."""
     return impatient(make_conninfo(conninfo, host="127.0.0.1", port=proxy.port), timeout)
 
 
 def ended(work: Callable[[], object], within: float = 15.0) -> BaseException | None:
-    """Return the exception of ``work``; None if there is none. Fails if ``work`` does not end in time."""
+    """Return the exception that ``work`` raises, or None. Fail if ``work`` does not end in time."""
     raised: list[BaseException | None] = []
 
     def run() -> None:

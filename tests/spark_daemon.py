@@ -1,6 +1,6 @@
-"""A daemon for Spark's Python processes that imports their modules before it forks them.
+"""A daemon that imports Spark's modules for Python before it forks Spark's Python processes.
 
-Spark's own daemon imports nothing, so that each process compiles Spark's Python code from a zip, which takes seconds.
+Spark's own daemon imports nothing, so each process compiles Spark's Python code from a zip, which takes seconds.
 """
 
 import importlib
@@ -8,7 +8,10 @@ import os
 import sys
 
 PACKAGE = "PGCHANGE_TEST_PACKAGE"
-"""The variable with the path of our package's zip for executors. Without it they get the package later."""
+"""The variable with the path of our package's zip for executors.
+
+Without it, executors get the package from the session.
+"""
 NEEDED = ("pyspark.worker", "pyspark.sql.conversion", "pyarrow.compute", "adbc_driver_postgresql", "psycopg")
 OURS = "airflow_pgchange.spark.job"
 

@@ -1,6 +1,7 @@
-"""A Spark Connect server for all processes of a test run. The first process that needs it starts it.
+"""A Spark Connect server for all processes of a test run. The first process that needs the server starts it.
 
-``python -m tests.spark_server FOLDER PROCESS`` is what holds it, until that process ends.
+``python -m tests.spark_server FOLDER PROCESS`` is a process that keeps the server until the process with the id PROCESS
+ends.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ from tests.suite import room
 
 PATIENCE = 600.0
 PYTHON = "PGCHANGE_TEST_SERVER_PYTHON"
-"""The variable that names the Python whose Spark the server has. Without it, the server has the Spark of the tests."""
+"""The variable with the path of the Python whose Spark the server uses.
+
+Without it, the server uses the Spark of the tests.
+"""
 FINISHED = 3
-"""The column of the UI's table of sessions that is empty for an open session."""
+"""The column of the table of sessions in Spark's UI. It is empty while a session is open."""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -62,30 +66,30 @@ class SharedServer:
         return f"{self.host}:{self.port}/;user_id={self.user};token={self.token}"
 
     def page(self, path: str) -> str:
-        """A page of its UI or its REST API."""
+        """Return a page of the server's UI or of its REST API."""
         return str(DIRECT.open(self.ui_url + path, timeout=PATIENCE).read().decode())
 
     def running(self) -> list[dict[str, Any]]:
-        """The user's jobs that are at work."""
+        """Return the user's jobs that are running."""
         (application,) = json.loads(self.page("/api/v1/applications"))
         jobs = json.loads(self.page(f"/api/v1/applications/{application['id']}/jobs?status=running"))
         return [job for job in jobs if any(f"_User_{self.user}_" in tag for tag in job["jobTags"])]
 
     def sessions(self) -> tuple[int, int]:
-        """How many sessions the user has open, and had."""
+        """Return how many sessions of the user are open, and how many the user has had in all."""
         table, _, _ = self.page("/connect/").partition("Request Statistics")
         rows = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in table.split("<tr")]
         mine = [cells for cells in rows if cells and self.user in cells[0]]
         return sum(not re.sub(r"<[^>]*>", "", cells[FINISHED]).strip() for cells in mine), len(mine)
 
     def wait_until_idle(self) -> None:
-        """Return once nothing of the user's runs, and no session that it had is open."""
+        """Wait until no job of the user runs and all of the user's sessions are closed."""
         wait_until(
             lambda: not self.running() and self.sessions()[0] == 0 < self.sessions()[1], "an idle server"
         )
 
     def written(self) -> str:
-        """Its log and its events, as text."""
+        """Return the server's log and its event log as text."""
         files = (path for path in Path(self.folder).rglob("*") if path.is_file())
         return "\n".join(
             path.read_text(errors="replace") for path in files if path.suffix not in (".jar", ".zip")
@@ -94,7 +98,7 @@ class SharedServer:
 
 @functools.cache
 def connect_server() -> SharedServer:
-    """The server of this run."""
+    """Return the Spark Connect server of this run, and start it if no process has started it yet."""
     folder = room.take() / "connect"
     told = folder / "told.json"
     with folder.with_suffix(".lock").open("w") as lock:
@@ -106,12 +110,12 @@ def connect_server() -> SharedServer:
 
 
 def as_user_of_its_own() -> SharedServer:
-    """The server of this run, for a unique user."""
+    """Return the server of this run with a new user."""
     return replace(connect_server(), user=f"user{uuid4().hex}")
 
 
 def wait_until(found: Any, what: str) -> Any:
-    """Return the result of a function once it is not empty."""
+    """Call a function until its result is not empty, and return the result."""
     deadline = time.monotonic() + PATIENCE
     while not (value := found()):
         assert time.monotonic() < deadline, f"waited {PATIENCE:g} s for {what}"
@@ -139,7 +143,8 @@ def _start(folder: Path, told: Path) -> None:
 
 
 def _hold(folder: Path, owner: int) -> None:
-    # A worker with its own session has set it. Here the package must come from the session.
+    # This variable is set in a worker that has a session of its own. For this server the package must come from the
+    # session.
     os.environ.pop(PACKAGE, None)
     ended = os.pidfd_open(owner)
     server_folder = folder / "server"

@@ -22,14 +22,15 @@ from tests.quick_spark import DAEMON, QUICK
 from tests.spark_daemon import PACKAGE
 
 ZONE = "America/New_York"
-"""A session time zone that is not UTC, so that a time read or written in the wrong one shows."""
+"""A session time zone that is not UTC, so that a test notices a time that is read or written in the wrong zone."""
 
 
 @functools.cache
 def spark_session() -> SparkSession:
-    """One session for all tests of a process, with the package as executors get it: from the zip.
+    """Return the session that all tests of a process share.
 
-    The environment is only Spark's, so a test of a driver's environment does not see it.
+    Executors get the package from the zip, as in production. Spark's environment variables are set only while the
+    session is created, so that other tests do not see them.
     """
     package = submit.py_files()
     builder = SparkSession.builder.master("local[2,3]").appName("tests")
@@ -54,7 +55,7 @@ def spark_session() -> SparkSession:
 
 
 def track(connection, table: str, consumer: str = "test") -> CommitFeed:
-    """Capture a table; the feed of its changes."""
+    """Track a table, and return the feed of its changes."""
     branch = connection.execute("select revision.track(%s::text::regclass)", [table]).fetchone()[0]
     return CommitFeed(consumer, branch)
 
@@ -68,7 +69,10 @@ def batch_of(
     limit: int = 1_000_000,
     cluster: Cluster | None = None,
 ) -> Iterator[Job]:
-    """The next batch as a job; what it staged is merged and acked at the end, as the operator does."""
+    """Claim the next batch, and yield a job with it.
+
+    At the end, merge what the job staged and ack, as the operator does.
+    """
     with ConsumerTransaction(feed, results, source) as consumer:
         batch = consumer.claim(limit)
         assert batch is not None

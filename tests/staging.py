@@ -19,8 +19,11 @@ PLACES = (
 
 
 def stage(connection, target, key, mode, columns, rows, *, of_ids=(), touched=(), losers=(), batch=BATCH):
-    """The rows that a job's writers leave: those of winners (task attempts 0 and 1; a mirror's ``of_ids``) and of other
-    attempts."""
+    """Stage rows as the writers of a job do, and return a description of the staged results.
+
+    The winning attempts are the task attempts 0 and 1; ``losers`` are rows of another attempt. ``of_ids`` and
+    ``touched`` are the rows and ids of a mirror.
+    """
     table = create(connection, batch, target, list(columns.items()))
     names = sql.SQL(", ").join(map(sql.Identifier, ["pgchange_attempt", "pgchange_touched", *columns]))
     winners = {}

@@ -13,8 +13,10 @@ Connection = psycopg.Connection[Any]
 
 
 def stranger(admin: Connection, who: Any, connect_to: Callable[[str], Connection], rows: int) -> Connection:
-    """A session of a role with a table own.mine and a function own.note(). The function notes if another role executes
-    it, even in a transaction that fails."""
+    """A session of a role with the table own.mine and the function own.note().
+
+    The function records if another role executes it, even in a transaction that fails.
+    """
     admin.execute(f"create schema own authorization {who.name}")
     connection = connect_to(who.conninfo)
     connection.execute(
@@ -28,7 +30,7 @@ def stranger(admin: Connection, who: Any, connect_to: Callable[[str], Connection
 
 
 def attacher(admin: Connection, who: Any, connect_to: Callable[[str], Connection]) -> Connection:
-    """A stranger that may attach its table to tube q."""
+    """A role like ``stranger`` that may also attach its table to tube q."""
     admin.execute("select tube.grant_consumer(%s::regrole)", [who.name])
     admin.execute(f"grant insert (op, shard, ids, payload, ts) on q to {who.name}")
     return stranger(admin, who, connect_to, rows=500)

@@ -17,15 +17,15 @@ from tests.web import listening, served
 
 
 def may_read(name: str):
-    """All roles may read every topic except a private topic."""
+    """Allow all roles to read every topic except the topic ``secret``."""
     if name == "secret":
-        raise HTTPException(403, "not for you")
+        raise HTTPException(403, "topic secret is private")
     return topical(name)
 
 
 @contextmanager
 def serving(db: str) -> Iterator[Any]:
-    """Serves streams of ``db`` while the block runs; each call returns some and their address."""
+    """Yield a function that starts a web server for streams of ``db``. It returns the streams and their address."""
     with ExitStack() as stack:
 
         def start(may_read=may_read, group="web", conninfo=db, **options):

@@ -1,4 +1,4 @@
-"""The Spark operator over five changes with an application of a test's; a script stands in for spark-submit."""
+"""A Spark operator over five changes. A test writes the application, and a script replaces spark-submit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ while True:
 
 
 def operators(db: str, connect: Connect, folder: Path, monkeypatch: pytest.MonkeyPatch) -> MakeOperator:
-    """Makes an operator whose application is a given text."""
+    """Return a function that creates an operator whose application is a given text."""
     connect().execute(LEDGER)
     submit, application = folder / "spark-submit", folder / "application.py"
     submit.write_text(SUBMIT)
@@ -68,7 +68,7 @@ def operators(db: str, connect: Connect, folder: Path, monkeypatch: pytest.Monke
 
 
 def in_background(task: SparkBatchOperator) -> threading.Thread:
-    """Run a task that is going to be killed."""
+    """Run a task in a thread. The test will kill the task."""
 
     def target() -> None:
         with pytest.raises(Stopped):
@@ -80,7 +80,10 @@ def in_background(task: SparkBatchOperator) -> threading.Thread:
 
 
 def job_of(folder: Path) -> int:
-    """The process of the job, once it runs: where Airflow is to be imported first, that takes a while."""
+    """Wait until the job's process runs, and return its id.
+
+    The wait is long, because the process may import Airflow first.
+    """
     deadline = time.monotonic() + 120
     while not (folder / "pid").exists() or not (folder / "pid").read_text():
         assert time.monotonic() < deadline, "the job did not start"

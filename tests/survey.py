@@ -28,8 +28,11 @@ Column = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Shape:
-    """The key of a table, and how the table declares it. A key is ``named`` if it is not the primary key. ``takes`` is
-    false for a table of which no consumer can name a row."""
+    """The key of a table, and how the table declares the key.
+
+    ``named`` is true if the key is not the primary key, so that the user has to name its columns. ``takes`` is false if
+    no consumer can identify a row of the table.
+    """
 
     columns: tuple[Column, ...]
     declared: str = "primary key ({key})"
@@ -107,7 +110,7 @@ SURVEY: dict[str, tuple[int, list[Shape]]] = {
         ],
     ),
 }  # fmt: skip
-"""How many tables of the survey have each kind of key, and the shapes in which it comes."""
+"""By kind of key: the number of tables of the survey that have it, and the shapes in which it comes."""
 TABLES = 200
 
 
@@ -121,7 +124,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Every ninth name needs quotes."""
+        """The name of the table. Every ninth name needs quotes."""
         return f"Table {self.number}'s" if self.number % 9 == 0 else f"table_{self.number}"
 
     @property
@@ -133,7 +136,7 @@ class Table:
         return [name for name, _, _ in self.shape.columns]
 
     def created(self) -> sql.Composed:
-        """The statement that creates the table, and its copy in the schema ``copies``."""
+        """The statement that creates the table and its copy in the schema ``copies``."""
         columns = [sql.SQL("{} " + kind).format(sql.Identifier(name)) for name, kind, _ in self.shape.columns]
         key = COMMA.join(map(sql.Identifier, self.key))
         made = sql.SQL("create table {} ({}, note text, {}) {}").format(
@@ -150,12 +153,12 @@ class Table:
         )
 
     def values(self, step: int) -> sql.Composed:
-        """The key of the row of one step, from 1 to 3; no other table has it."""
+        """Return the key of the row of a step, from 1 to 3. No other table has this key."""
         number = 10 * self.number + step
         return COMMA.join(sql.SQL(value.format(n=number)) for _, _, value in self.shape.columns)
 
     def written(self) -> Iterator[sql.Composed]:
-        """An insert of two rows, an update of the key of the first, and a delete of the second."""
+        """The statement that inserts two rows, updates the key of the first row, and deletes the second."""
         yield sql.SQL("insert into {} values ({}, 'first'), ({}, 'second')").format(
             self.identifier, self.values(1), self.values(2)
         )
@@ -166,12 +169,12 @@ class Table:
         yield sql.SQL("delete from {} where note = 'second'").format(self.identifier)
 
     def stale(self) -> sql.Composed:
-        """An insert into the copy, of the row that was deleted in the table."""
+        """The statement that inserts into the copy the row that was deleted from the table."""
         copy = sql.Identifier("copies", self.name)
         return sql.SQL("insert into {} values ({}, 'second')").format(copy, self.values(2))
 
     def differences(self) -> sql.Composed:
-        """A query for the number of rows that are not in both the table and its copy."""
+        """The query that counts the rows that are in only one of the table and its copy."""
         table, copy = self.identifier, sql.Identifier("copies", self.name)
         return sql.SQL(
             "select count(*) from ((table {0} except table {1}) union all (table {1} except table {0})) as d"
@@ -179,7 +182,7 @@ class Table:
 
 
 def tables(count: int = TABLES) -> list[Table]:
-    """About ``count`` tables, of each kind as many as its share of the survey, and at least one of each shape."""
+    """Return about ``count`` tables. Each kind has its share of the survey, and each shape has at least one table."""
     total = sum(weight for weight, _ in SURVEY.values())
     found: list[Table] = []
     for weight, shapes in SURVEY.values():

@@ -10,11 +10,14 @@ from typing import Any
 import psycopg
 
 ORDER = ["replicaset"] * 2 + ["instance"] * 4 + ["bucket"]
-"""The kinds of events in its snapshot."""
+"""The kinds of the events in a snapshot of this catalogue, in their order."""
 
 
 def make_catalogue(connection: psycopg.Connection[Any]) -> None:
-    """Two replicasets of one tier, each with two instances, the first the master; r1 has buckets 0 to 2999."""
+    """Create replicasets r1 and r2 of one tier, each with two instances.
+
+    The first instance of each is the master. r1 owns buckets 0 to 2999.
+    """
     for name in ("r1", "r2"):
         connection.execute("select topology.add_replicaset(%s, uuid => %s)", [name, f"uuid-{name}"])
         for number in (1, 2):
@@ -65,7 +68,7 @@ def last(connection: psycopg.Connection[Any]) -> int:
 
 
 def told(connection: psycopg.Connection[Any], query: str, *parameters: Any) -> list[dict[str, Any]]:
-    """The events of one statement, without what every event has."""
+    """Execute a statement, and return its events without the fields that every event has."""
     before = last(connection)
     connection.execute(query, parameters or None)
     return [

@@ -1,4 +1,4 @@
-"""Tables of a tube for those who write to them, for the tests."""
+"""Tables that touch a tube, and writes to them, for the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PREDICATES = pytest.mark.parametrize("predicate", [None, "kind <> 'never'"])
 
 
 def make_item(connection):
-    """A table attached to a tube; the connection."""
+    """Create a table that is attached to a tube, and return the connection."""
     connection.execute("create table item (id bigint primary key, kind text not null default 'a')")
     make(connection)
     attach(connection)
@@ -19,7 +19,7 @@ def make_item(connection):
 
 
 def make_owner(connection, role):
-    """A role that owns a table attached to the superuser's tube."""
+    """Create a role that owns a table attached to a tube of the superuser."""
     who = role("owner")
     connection.execute(f"create schema own authorization {who.name}")
     make(connection)
@@ -32,7 +32,7 @@ def make_owner(connection, role):
 
 
 def writes(conninfo, table="public.item"):
-    """Write to the table in every way."""
+    """Insert, update, delete and truncate rows of the table."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute(f"insert into {table} values (1), (2)")
         connection.execute(f"update {table} set id = 3 where id = 2")

@@ -1,4 +1,4 @@
-"""Short ways to look at tubes and to work them by SQL, for the tests."""
+"""Short functions to inspect tubes and to process their pods by SQL, for the tests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def detach(connection: Connection, table: str | None = "item", tube: str | None 
 
 
 def pods(connection: Connection, tube: str = "q") -> list[tuple[str, int, list[int]]]:
-    """(op, shard, ids) of the pods with ids, in the order of seq."""
+    """Return (op, shard, ids) of each pod with ids, in the order of seq."""
     rows = connection.execute(
         f"select op, shard, array(select unnest(ids) order by 1) from {tube} where ids <> '{{}}' order by seq"
     )
@@ -80,7 +80,7 @@ def claim(
 
 
 def changes(connection: Connection, batch: dict[str, Any], worker: int = 0, tube: str = "q") -> list[int]:
-    """The ids of a batch in order, read slice by slice."""
+    """Read a batch slice by slice, and return its ids in order."""
     found = []
     for part in batch["slices"]:
         rows = connection.execute(
@@ -99,7 +99,7 @@ def ack(connection: Connection, batch: dict[str, Any], worker: int = 0, tube: st
 def take(
     connection: Connection, worker: int = 0, workers: int = 1, limit: int = 1000, tube: str = "q"
 ) -> list[int]:
-    """The ids of the next batch, acked; none where nothing is ready."""
+    """Claim the next batch, ack it, and return its ids. Return an empty list if nothing is ready."""
     batch = claim(connection, worker, workers, limit, tube)
     if batch is None:
         return []
@@ -138,7 +138,7 @@ def ids_in_order(connection: Connection, tube: str = "q") -> list[int]:
 
 
 def steps(connection: Connection, table: str = "item", order_col: str = "day", fetch: int = 20000) -> str:
-    """A backfill in three steps."""
+    """Run a whole backfill by its three steps."""
     step1 = one(connection, "select tube.tube_backfill_step1()")
     connection.execute("select tube.tube_backfill_step2()")
     connection.execute(
@@ -161,7 +161,7 @@ def begin(
 
 
 def chunk(connection: Connection, number: int) -> tuple[Any, ...]:
-    """(touched, looked_at, total, finished, state)"""
+    """Run the next chunk of a backfill. Return (touched, looked_at, total, finished, state)."""
     row = connection.execute(
         "select touched, looked_at, total, finished, state from tube.backfill_chunk(%s)", [number]
     )
@@ -169,15 +169,15 @@ def chunk(connection: Connection, number: int) -> tuple[Any, ...]:
 
 
 def run(connection: Connection, number: int) -> None:
-    """All chunks of a backfill."""
+    """Run the chunks of a backfill until it is finished."""
     for _ in range(1000):
         if chunk(connection, number)[3]:
             return
-    raise AssertionError("it does not end")
+    raise AssertionError("the backfill does not end")
 
 
 def make_items(connection: Connection) -> None:
-    """A table of 1,000 rows, a tenth of them without a day, attached to the tube q."""
+    """Create a table of 1,000 rows that is attached to tube q. The column ``day`` of a tenth of the rows is null."""
     connection.execute("create table item (id bigint primary key, day date, kind text not null default 'a')")
     connection.execute("create index on item (day, id)")
     connection.execute(

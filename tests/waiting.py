@@ -1,4 +1,4 @@
-"""The lock waits and the held locks in a database, for tests of several sessions."""
+"""Queries about the lock waits and the held locks of a database, for tests of several sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Session = Connection | int
 
 
 class Lock(NamedTuple):
-    """A lock that is held, as pg_locks has it."""
+    """A held lock, as in the view pg_locks."""
 
     pid: int
     kind: str
@@ -21,7 +21,7 @@ class Lock(NamedTuple):
 
 
 def until(connection: Connection, condition: str, patience: float = 30) -> None:
-    """Return once a query says true."""
+    """Wait until a query returns true."""
     deadline = time.monotonic() + patience
     while connection.execute(condition).fetchone() != (True,):
         assert time.monotonic() < deadline, condition
@@ -29,7 +29,7 @@ def until(connection: Connection, condition: str, patience: float = 30) -> None:
 
 
 def pause_after(connection: Connection, change: str) -> None:
-    """Let each transaction wait for advisory lock 1 after a change of a row, such as ``update on item``."""
+    """Create a trigger by which a transaction waits for advisory lock 1 after a change, such as ``update on item``."""
     connection.execute(
         "create function public.pause() returns trigger language plpgsql as "
         "'begin perform pg_advisory_xact_lock(1); return null; end'; "
@@ -46,11 +46,11 @@ def waits(
     behind: Session | None = None,
     seconds: float = 0,
 ) -> str:
-    """A query whether a session waits for a lock; where none is named, whether any of this database does.
+    """Return a query that tells whether a session, or any session of this database, waits for a lock.
 
     ``kind`` is the type of the lock in pg_locks, ``relation`` the name of a table, and ``key`` SQL for the key of an
-    advisory lock. ``behind`` is the blocking session, and ``seconds`` the minimum time of the wait. Ask outside of a
-    transaction: within a transaction the list of sessions does not change.
+    advisory lock. ``behind`` is the blocking session, and ``seconds`` the minimum time of the wait. Run the query
+    outside of a transaction: within a transaction the list of sessions does not change.
     """
     which = ["a.datname = current_database()", "not l.granted"]
     if session is not None:
@@ -69,7 +69,10 @@ def waits(
 
 
 def sleeps(query: str = "") -> str:
-    """A query whether a session of this database is in pg_sleep, by a query that matches a pattern."""
+    """Return a query that tells whether a session of this database is in pg_sleep.
+
+    ``query`` is a pattern of its statement.
+    """
     which = ["datname = current_database()", "wait_event = 'PgSleep'", f"query ~ '{query}'"]
     return _exists("pg_stat_activity", which)
 
@@ -77,7 +80,7 @@ def sleeps(query: str = "") -> str:
 def locks(
     connection: Connection, session: Session | None = None, application: str | None = None
 ) -> list[Lock]:
-    """The locks that a session holds, or those of an application; where neither is named, all of this database."""
+    """Return the locks of a session or of an application. If neither is given, return all locks in this database."""
     rows = connection.execute(
         "select pid, locktype, mode from pg_locks join pg_stat_activity using (pid) "
         "where granted and datname = current_database() and coalesce(pid = %s, true) "

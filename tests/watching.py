@@ -1,4 +1,4 @@
-"""A feed that triggers watch, and what they come to, for the tests."""
+"""A feed that triggers watch, and functions to process it and to await a trigger's event, for the tests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NAME = "pgchange-watching"
 
 
 def uri_by_name(db: str) -> str:
-    """Of an Airflow connection that the server can tell from all others."""
+    """Return an Airflow connection with an application name by which tests find its sessions on the server."""
     return f"{uri(db)}?application_name={NAME}"
 
 
 def process(db: str, limit: int = 1000) -> int:
-    """Process a batch; how many changes it has."""
+    """Process a batch, and return the number of its changes."""
     with ConsumerTransaction(FEED, db) as transaction:
         batch = transaction.claim(limit)
         if batch is None:
@@ -31,7 +31,7 @@ def process(db: str, limit: int = 1000) -> int:
 
 
 async def first(trigger: BaseTrigger) -> Any:
-    """The payload of the first event."""
+    """Return the payload of the trigger's first event."""
     async with asyncio.timeout(20), contextlib.aclosing(trigger.run()) as events:  # type: ignore[type-var]
         event = await anext(events)
         return event.payload

@@ -23,7 +23,7 @@ SECONDS = 30
 
 @contextmanager
 def served(app: Any, before_end: Callable[[], None] = lambda: None, port: int | None = None) -> Iterator[str]:
-    """The address of an application that is served while the block runs. Raises if it does not start."""
+    """Serve an application while the block runs, and yield its address. Raise an error if it does not start."""
     port = port or free_port()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1))
     started, startup = threading.Event(), server.startup
@@ -69,7 +69,7 @@ Answer = Callable[[Request], int]
 def receiving(
     answer: Answer = lambda request: 200, tls: ssl.SSLContext | None = None
 ) -> Iterator[tuple[int, list[Request]]]:
-    """A receiver of webhooks on loopback: its port, and the requests that it got."""
+    """Run a receiver of webhooks on the loopback interface. Yield its port, and the list of requests that it receives."""
     requests: list[Request] = []
 
     class Handle(BaseHTTPRequestHandler):
@@ -86,7 +86,7 @@ def receiving(
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
-            """Nothing on the terminal."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handle)
     if tls is not None:
@@ -103,7 +103,7 @@ def receiving(
 
 @dataclass(frozen=True)
 class Message:
-    """The text between two empty lines. ``comment`` is text that is no event."""
+    """A message of a stream: the text between two empty lines. ``comment`` is text that is not part of an event."""
 
     type: str = "message"
     id: str = ""
@@ -112,7 +112,7 @@ class Message:
 
 
 class Listener:
-    """One open stream; what a browser's EventSource does, one message at a time."""
+    """An open stream, read one message at a time as a browser's EventSource does."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
@@ -120,7 +120,7 @@ class Listener:
         self._lines = response.iter_lines()
 
     def messages(self) -> Iterator[Message]:
-        """All that comes, comments and bare ids too, until the stream ends."""
+        """Yield all messages until the stream ends, also comments and messages that have only an id."""
         fields: dict[str, str] = {}
         for line in self._lines:
             if not line:
@@ -131,7 +131,7 @@ class Listener:
                 fields[name] = value.removeprefix(" ")
 
     def events(self, count: int | None = None) -> list[Message]:
-        """The next so many events, or all until the stream ends."""
+        """Return the next ``count`` events, or all events until the stream ends."""
         found: list[Message] = []
         while count is None or len(found) < count:
             message = next(self.messages(), None)
@@ -150,7 +150,7 @@ class Listener:
 
 @contextmanager
 def listening(url: str, last_id: str = "", **headers: str) -> Iterator[Listener]:
-    """An open stream; it is at the place of its first id when the block begins."""
+    """Open a stream. When the block begins, the stream has sent its first id."""
     sent = {**headers, **({"Last-Event-ID": last_id} if last_id else {})}
     with httpx.stream("GET", url, headers=sent, timeout=SECONDS) as response:
         response.raise_for_status()

@@ -1,4 +1,4 @@
-"""Fixtures of several modules of these tests."""
+"""Fixtures that several folders of integration tests share."""
 
 import json
 import sys
@@ -22,8 +22,10 @@ prepare()
 
 
 def pytest_generate_tests(metafunc):
-    """A normal run tests one of the two ways to read and stage a batch, a release both. A test of a lake then has an
-    Iceberg table in one of both stores, or a Delta table."""
+    """Choose the ways of a test: how a batch is read and staged, and the kind and the store of a lake's table.
+
+    A normal run tests one way, and a release all of them.
+    """
     if "path" in metafunc.fixturenames:
         metafunc.parametrize("path", one_of(["driver", "executors"], metafunc), indirect=True)
         if "lake" in metafunc.fixturenames:
@@ -41,21 +43,23 @@ def errors_of_operators(monkeypatch):
 
 @pytest.fixture
 def path(request, monkeypatch):
-    """How a batch is read and staged."""
+    """The way in which a batch is read and staged: by the driver or by executors."""
     monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 1_000_000 if request.param == "driver" else 0)
     return request.param
 
 
 @pytest.fixture
 def executors(monkeypatch):
-    """Let executors read and stage a batch, however small it is."""
+    """Let executors read and stage even a small batch, which the driver would otherwise process itself."""
     monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 0)
 
 
 @pytest.fixture
 def connect_server(monkeypatch):
-    """A Spark Connect server that tests share, with a user for this test alone. Airflow's connection ``spark_default``
-    leads to it."""
+    """A Spark Connect server that tests share, with a user for this test alone.
+
+    Airflow's connection ``spark_default`` leads to it.
+    """
     server = spark_server.as_user_of_its_own()
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(server.connection))
     return server
@@ -92,14 +96,14 @@ def relay(db, catalogue):
 
 @pytest.fixture(scope="session")
 def s3_server():
-    """A server of S3. Tests make buckets of their own."""
+    """An S3 server. Each test creates its own buckets."""
     with s3.server() as server:
         yield server
 
 
 @pytest.fixture
 def rest(tmp_path, monkeypatch):
-    """A REST catalog of Iceberg, which is ``rest`` in PyIceberg's configuration."""
+    """A REST catalog of Iceberg, named ``rest`` in PyIceberg's configuration."""
     from tests import rest_catalog
 
     with rest_catalog.running(tmp_path, monkeypatch) as rest:
@@ -142,10 +146,11 @@ KEPT = 6
 
 @pytest.fixture(scope="session")
 def prepared(cluster):
-    """A function: the name of a database that a function of a connection has prepared once for all tests.
+    """A function that returns the name of a prepared database.
 
-    A copy of it takes half of the CPU time that preparing a database for each test takes. A catalogue or a log that notes
-    in which database it was made cannot be prepared: it would be told from its copy.
+    It takes a function of a connection, which prepares the database once for all tests. Copying a prepared database
+    takes half of the CPU time of preparing one for each test. A catalogue or an event log cannot be prepared: it
+    records its database, and recognises that it was copied.
     """
     made = OrderedDict()
 
@@ -168,7 +173,7 @@ def prepared(cluster):
 
 @pytest.fixture
 def db(request, cluster, prepared):
-    """A database with all our schemas; its connection string.
+    """A database with all our schemas, as its connection string.
 
     If a fixture of the test is called ``prepared_...``, its value is a function of a connection. The database is then a
     copy of a template that this function has prepared.
@@ -181,9 +186,9 @@ def db(request, cluster, prepared):
 
 @pytest.fixture(scope="module")
 def shared_db(cluster):
-    """A database for all tests of a module that leave it as it is; its connection string.
+    """A database that all tests of a module share and none of them changes, as its connection string.
 
-    For calls that are refused and for facts that are only read: a database of its own would cost each case more than
+    Use it for calls that are refused, and for facts that are only read. A database for each case would cost more than
     the call.
     """
     yield from database(cluster, TEMPLATE)
@@ -198,7 +203,7 @@ def shared(shared_db):
 
 @pytest.fixture(scope="module")
 def toured(cluster):
-    """The name of a database with the queues of a saga, to be copied: to make them takes ten times as long."""
+    """The name of a database with the queues of a saga, for tests to copy. Creating the queues would take longer."""
     for made in database(cluster, TEMPLATE):
         with psycopg.connect(made, autocommit=True) as connection:
             sagas.prepare(connection)
@@ -207,7 +212,7 @@ def toured(cluster):
 
 @pytest.fixture
 def restored(db, own_cluster, connect):
-    """A function that dumps ``db`` and restores it into another cluster; a connection to it."""
+    """A function that dumps ``db``, restores it into another cluster, and returns a connection to it there."""
     opened = []
 
     def restore():

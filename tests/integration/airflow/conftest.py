@@ -1,4 +1,4 @@
-"""Fixtures of several modules of the tests of operators, sensors, the page and the command line."""
+"""Fixtures that several modules share: tests of operators, sensors, the page and the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.submit_operator import MakeOperator, operators
 
 @pytest.fixture
 def conn_id(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An Airflow connection to a database with a ledger that is tracked, and an audit."""
+    """An Airflow connection to a database with a tracked ledger and an audit table."""
     make_ledger(connect())
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
     return "airline"
@@ -25,7 +25,7 @@ def conn_id(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def airflow(metadata: None, tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    """Airflow's API with DAGs that name feeds."""
+    """Airflow's API, in a process whose Airflow has stored DAGs that name feeds."""
     folder = tmp_path_factory.mktemp("page")
     page.prepare(folder)
     page.parse(folder)

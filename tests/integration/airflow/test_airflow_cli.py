@@ -197,7 +197,10 @@ def test_the_limit_of_a_consumer_is_where_its_progress_is(
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A paused DAG whose tasks process the changes of two consumers. The first has claimed, the second is new."""
+    """A paused DAG whose tasks process the changes of two consumers.
+
+    The first consumer has claimed a batch, the second is new.
+    """
     with DAG("delays", schedule=None) as dag:
         for consumer in ("delays", "audit"):
             BatchOperator(

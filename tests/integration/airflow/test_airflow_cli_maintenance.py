@@ -15,7 +15,7 @@ from tests.command_line import parsed
 
 
 class Rests(list[float]):
-    """The seconds between two runs. After the last run the process is stopped."""
+    """Replaces the sleep between two runs, and records its seconds. After the last run it stops the process."""
 
     def __init__(self, last: int) -> None:
         super().__init__()

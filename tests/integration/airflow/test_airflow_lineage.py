@@ -157,8 +157,10 @@ def test_a_backfill_that_is_whole_is_whole_though_nothing_can_be_told_of_it(
 
 
 class Merging(SparkBatchOperator):
-    """Spark's operator with results that an application could have staged: rows of the table ``ledger`` with this
-    ``copied``."""
+    """Spark's operator, as if an application had staged results.
+
+    It stages a table for each item of ``copied``, which describes the frame that the application copied.
+    """
 
     def __init__(self, copied: Sequence[Copied | None], **arguments: Any) -> None:
         super().__init__(task_id="t", application="nobody.py", postgres_conn_id="airline", **arguments)

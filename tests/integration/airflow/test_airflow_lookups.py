@@ -37,13 +37,15 @@ SHOP = "shop"
 
 
 class Supervisor:
-    """Answers a triggerer's messages one by one, as Airflow's supervisor does. A pause before each stands for the
-    database."""
+    """Answers a triggerer's messages one by one, as Airflow's supervisor does.
+
+    A pause before each answer stands for the time that the metadata database takes.
+    """
 
     def __init__(self, db: str) -> None:
         self.pause = 0.0
         self.locked = 0
-        """This number of lookups fails, as if the metadata database were locked."""
+        """The number of next lookups that fail, as if the metadata database were locked."""
         self.messages: Counter[str] = Counter()
         server = conninfo_to_dict(db)
         connection = ConnectionResult(
@@ -89,7 +91,7 @@ class Supervisor:
 
 @pytest.fixture
 async def supervisor(db: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Supervisor]:
-    """This process has the triggerer's end of the connection to its supervisor."""
+    """Connect this process to a supervisor, as a triggerer is connected."""
     supervisor = Supervisor(db)
     reader, writer_ = await asyncio.open_connection(sock=supervisor.ours)
     comms = TriggerCommsDecoder(socket=supervisor.ours, async_writer=writer_, async_reader=reader)

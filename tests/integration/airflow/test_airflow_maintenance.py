@@ -38,7 +38,7 @@ def test_what_the_server_cannot_hold_is_in_the_log_of_the_task(
 
 
 def test_maintenance_makes_partitions_ahead(conn_id: str, connect: Connect) -> None:
-    """Of a million transactions each, as many as are asked for behind that of now."""
+    """Maintenance creates five partitions after the current partition, each of a million transaction ids."""
     connection = connect()
     uppers = "select upper from revision.partitions() order by upper"
     before = [upper for (upper,) in connection.execute(uppers).fetchall()]

@@ -49,7 +49,7 @@ def master(conn_id: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobServer]
 
 @pytest.fixture
 def nothing_held(write: Write, connect: Connect) -> Callable[[], None]:
-    """Wait until the only sessions are those of the test, and nobody holds a lock of a claim."""
+    """A function that waits until only the sessions of the test are open and no advisory lock is held."""
     connection = connect()
     sessions = "select count(*) from pg_stat_activity where datname = current_database()"
     row = connection.execute(sessions).fetchone()
@@ -79,7 +79,7 @@ def handle_of(deferral: TaskDeferred) -> Handle:
 
 
 def finish_job(deferral: TaskDeferred, db: str) -> None:
-    """The files of an application that has merged nothing."""
+    """Record that the application of the batch has finished and has staged nothing."""
     with open_connection(db) as connection:
         manifests.keep(connection, detached.batch_of(handle_of(deferral), db), ())
 

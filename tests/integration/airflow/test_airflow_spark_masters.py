@@ -28,8 +28,10 @@ seen |= {"arguments": sys.argv[1:], "python": sys.executable}
 Path(__file__).with_name("seen").write_text(json.dumps(seen))
 write_manifest(taken.manifest, [])
 """
-"""A driver that creates no session, and so needs no master. Its JVM shows the settings with which a session would
-start."""
+"""A driver that creates no session, and therefore needs no master.
+
+Its JVM shows the settings with which a session would start.
+"""
 
 GIVEN: dict[str, Any] = {
     "application_args": ["--day", "2026-01-31", "with a space"],
@@ -41,7 +43,7 @@ GIVEN: dict[str, Any] = {
 
 @pytest.fixture
 def parsed(db, connect, tmp_path, monkeypatch):
-    """A function that returns the settings of a batch's driver if it is submitted to a master."""
+    """A function that returns the settings of a batch's driver for a master."""
     connect().execute(LEDGER)
     hadoop = tmp_path / "hadoop"
     hadoop.mkdir()
@@ -78,7 +80,7 @@ MASTERS = {
 
 
 def pytest_generate_tests(metafunc):
-    """Each master takes the start of a JVM. So a normal run tests one of them, and a release all."""
+    """A normal run tests one master, because each test starts a JVM. A release tests all masters."""
     if "master" in metafunc.fixturenames:
         metafunc.parametrize("master", one_of(list(MASTERS), metafunc))
 
@@ -101,7 +103,7 @@ def test_a_driver_for_a_cluster_starts_here_with_what_the_operator_was_given(par
     assert {name: seen["conf"].get(name) for name in expected} == expected
     assert (seen["arguments"], seen["python"]) == (GIVEN["application_args"], sys.executable)
     assert seen["environment"]["COLOUR"] == "blue"
-    # The Python of the executors is a matter of the cluster.
+    # The operator must not choose the Python of the executors: the cluster has its own.
     assert "PYSPARK_PYTHON" not in seen["environment"]
     shipped = ",".join(value for name, value in seen["conf"].items() if name.lower().endswith("pyfiles"))
     assert {Path(file).name for file in shipped.split(",")} == {"mine.py", Path(submit.py_files()).name}

@@ -121,7 +121,7 @@ def test_the_users_own_environment_reaches_the_job(operator: MakeOperator, tmp_p
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """In each run a job reaches instances either by the connection of the results or by a connection that is given."""
+    """Let the job find instances through the connection of the results, or through a separate connection."""
     if "instances" in metafunc.fixturenames:
         metafunc.parametrize("instances", one_of(["airline", "instances"], metafunc))
 

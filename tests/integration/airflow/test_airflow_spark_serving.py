@@ -38,7 +38,7 @@ while taken is not None:
     done, taken = done + 1, request.take_next()
 {end}
 """
-"""Do the same as ``batch_jobs``, without Spark."""
+"""The same as ``batch_jobs``, but without Spark."""
 
 
 def serve(body: str = "", end: str = "") -> str:
@@ -46,7 +46,7 @@ def serve(body: str = "", end: str = "") -> str:
 
 
 def served(folder: Path) -> tuple[int, list[str]]:
-    """Return the number of processes that worked, and the ids of the batches."""
+    """Return the number of processes that worked, and the ids of the batches that they processed."""
     lines = [line.split() for line in (folder / "served").read_text().splitlines()]
     return len({pid for pid, _ in lines}), [batch for _, batch in lines]
 
@@ -122,7 +122,7 @@ def test_a_change_on_which_a_job_fails_becomes_a_letter_alone(operator: MakeOper
 def test_a_batch_is_not_halved_if_its_job_ends_without_an_error_of_the_batch(
     operator: MakeOperator, connect: Connect
 ) -> None:
-    """As if the job's machine were gone, or its memory exhausted."""
+    """Such an end means that the machine is gone or out of memory, so half of the batch would not help."""
     lost = serve(BLAME.format(fail="os._exit(1)"))
     for _ in range(2):
         with pytest.raises(AirflowException, match="Error code is: 1"):

@@ -59,7 +59,7 @@ def everything(connection: psycopg.Connection[Any]) -> list[Any]:
 def unchanged(
     planes: psycopg.Connection[Any], shared_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """The same, in the database of the module, for operators that are refused. At the end it must be unchanged."""
+    """Check that a refused operator changes nothing in tube q of the database that the module shares."""
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(shared_db))
     before = everything(planes)
     yield

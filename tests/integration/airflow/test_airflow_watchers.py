@@ -180,7 +180,7 @@ async def test_a_branch_that_comes_later_is_found(
 
 
 class FakeClock:
-    """A clock that advances only while somebody sleeps. ``at`` are calls to make when their time has come."""
+    """A clock that advances only while somebody sleeps. ``at`` has the calls to make when their time has come."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -197,7 +197,7 @@ class FakeClock:
 
 
 async def heard(db: str, clock: FakeClock, until: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the times of the wake-ups in the first ``until`` seconds of the clock."""
+    """Run a watch for the first ``until`` seconds of the clock, and return the times at which it woke its subscriber."""
     times: list[float] = []
     errors: list[BaseException] = []
 
@@ -218,7 +218,10 @@ async def heard(db: str, clock: FakeClock, until: float, monkeypatch: pytest.Mon
 async def test_a_batch_of_minutes_gives_at_most_two_wake_ups(
     db: str, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the same time a consumer without a worker is woken up to four times."""
+    """A worker holds the consumer for minutes.
+
+    Without a worker, a consumer would be woken up to four times in this time.
+    """
     write(10)
     clock = FakeClock()
     transaction = ConsumerTransaction(FEED, db)
@@ -275,7 +278,7 @@ async def test_a_slow_subscriber_delays_no_fast_one(db: str, write: Callable[[in
 
 
 class Sleeping(BacklogWatch):
-    """A watch whose query takes a minute."""
+    """A watch whose query sleeps for a minute."""
 
     def question(self, position: Position | None) -> sql.Composed:
         return select("pg_catalog.pg_sleep", 60)

@@ -16,7 +16,7 @@ from tests.readme import ROOT, Guide, track_payments
 
 PAGE = "docs/how-to/testing.md"
 WITHOUT_PYTEST = [("@pytest.fixture\n", "@fixture\n")]
-"""A fixture of the guide is called here directly, which pytest would refuse."""
+"""Remove the decorator from the guide's fixture: here the function is called directly, which pytest would refuse."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_what_needs_no_server_runs_without_one(section: str) -> None:
 @pytest.fixture
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("it connects")
+        raise AssertionError("the example connects to a server")
 
     monkeypatch.setattr(psycopg.Connection, "connect", refuse)
 

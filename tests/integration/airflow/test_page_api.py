@@ -69,8 +69,10 @@ People = Callable[[str | None], page.Person]
 
 @pytest.fixture
 def people(airflow: FastAPI, db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> People:
-    """A database with three commits, of which a consumer claimed one and could not finish it; and a database that is
-    down."""
+    """A database with three commits, and a database that is down.
+
+    A consumer has claimed one of the commits, and has failed on it.
+    """
     connect().execute(
         "create table ledger (id bigint generated always as identity primary key);"
         "select revision.track('ledger', branch_id => '0');"

@@ -36,7 +36,7 @@ def settled(window: Window[Any]) -> query_threads.Look[Any]:
 
 @pytest.fixture
 def unrested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call sends a query."""
+    """Let every call send a query: answers are never reused, and there is no pause between queries."""
     monkeypatch.setattr(query_threads, "FRESH", 0.0)
     monkeypatch.setattr(query_threads, "REST", 0.0)
 

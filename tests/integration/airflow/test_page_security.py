@@ -29,7 +29,7 @@ def people(airflow: FastAPI, db: str, monkeypatch: pytest.MonkeyPatch) -> People
 
 
 def noted_since(before: int) -> list[dict[str, Any]]:
-    """Return the entries of the audit log about actions, from this entry on."""
+    """Return the audit entries about actions that were written after the first ``before`` entries."""
     return [extra for _, _, extra in page.audit_log()[before:]]
 
 

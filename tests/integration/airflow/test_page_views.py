@@ -44,7 +44,10 @@ def told(person: page.Person, path: str) -> dict[str, Any]:
 
 
 def the_current(partitions: list[dict[str, Any]]) -> dict[str, Any]:
-    """The partition that is written to. Another partition is from the hour in which the test's template was made."""
+    """Return the partition that is written to now.
+
+    Another partition is from the hour in which the template was created.
+    """
     (found,) = [one for one in partitions if one["state"] == "current"]
     return found
 

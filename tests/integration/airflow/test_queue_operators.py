@@ -62,7 +62,7 @@ def asking(**given):
 
 
 def serve(connection):
-    """Answer the next request with its n, doubled, as a service would."""
+    """Answer the next request with twice its n, as a service would."""
     for iid, properties, n in connection.execute(
         "select iid, hstore_to_json(properties), (data -> 'n')::int from mbus.consume('q')"
     ).fetchall():
@@ -162,7 +162,7 @@ def test_a_global_wish_to_defer_is_for_requests_that_can(monkeypatch):
 
 
 def request(connection):
-    """Return the message that a handler gets."""
+    """Post a request, and return the message that a handler gets."""
     query = "select iid, hstore_to_json(properties) from mbus.consume('q')"
     return connection.execute(query).fetchone()
 

@@ -1,4 +1,4 @@
-"""The events that the commits of each kind of branch create."""
+"""The events of branches that each kind of commit creates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A database that is a copy of another, or was renamed: which consumers continue there, and which get an error."""
+"""Databases that were copied or renamed: which consumers continue there, and which get an error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def source(db, other_db):
 
 
 def told(server, statement, **databases):
-    """Run a statement about databases, each given by its connection string."""
+    """Execute a statement with placeholders for the names of databases.
+
+    Each database is given by its connection string.
+    """
     names = {key: sql.Identifier(conninfo_to_dict(one)["dbname"]) for key, one in databases.items()}
     with psycopg.connect(make_conninfo(server, dbname="postgres"), autocommit=True) as connection:
         connection.execute(sql.SQL(statement).format(**names))
@@ -172,7 +175,7 @@ def test_no_repair_puts_a_consumer_ahead_of_where_it_was(db, other_db, connect_t
         by_hand.drop_consumer(results, source, feed)
     for _ in range(3):
         assert len(taken(feed, other_db, db, 1)) == 1
-    # As after a promotion of a standby that had not received the latest commits.
+    # Keep the latest commits away, as after the promotion of a standby that had not received them.
     for table, rows in kept.items():
         source.execute(f"delete from {table}")
         for (row,) in rows:
@@ -216,8 +219,11 @@ def loaded(db, bare_db, cluster):
 
 @pytest.fixture(scope="module")
 def restored(cluster):
-    """A catalogue and a log that were restored in their cluster. Yields the restored database, the database of the
-    results of other consumers, and the changes that were published after they had read."""
+    """A catalogue and a log that were restored in their own cluster.
+
+    Yields the restored database, the database with the results of other consumers, and the changes that were published
+    after these consumers had read.
+    """
     templates = (TEMPLATE, TEMPLATE, "template1")
     with ExitStack() as made:
         origin, elsewhere, bare = (

@@ -22,7 +22,7 @@ OPEN = {
     ],
     "one that has only looked": ["select 1"],
 }
-"""The statements of a transaction that begins before the tracking."""
+"""By name: the statements of a transaction that begins before the tracking and is still open."""
 ENDS = {
     "committed": ["commit"],
     "prepared": ["prepare transaction 'late'", "commit prepared 'late'"],

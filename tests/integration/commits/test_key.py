@@ -91,7 +91,7 @@ def test_rows_without_a_key_are_told_until_the_owner_has_dealt_with_them(ledger)
 @EXPRESSIONS
 def test_a_key_that_was_renamed_is_captured_though_another_column_got_its_name(ledger, expression):
     track(ledger, expression)
-    often = range(10, 20)  # After some executions PostgreSQL keeps a plan.
+    often = range(10, 20)  # After five executions PostgreSQL may keep a generic plan.
     for key in often:
         ledger.execute("insert into ledger values (%s)", [key])
     ledger.execute(REPLACED)
@@ -154,7 +154,7 @@ def test_a_key_that_a_repeatable_read_transaction_cannot_tell_is_a_fault(ledger,
 
 @EXPRESSIONS
 def test_a_column_that_took_the_place_of_the_key_is_the_key(ledger, expression):
-    """This is how a key becomes bigint without a rewrite of the table."""
+    """Users change a key to bigint in this way, because it needs no rewrite of the table."""
     track(ledger, expression)
     ledger.execute(
         "alter table ledger add new_id bigint not null default 0; alter table ledger drop constraint ledger_pkey; "

@@ -110,7 +110,7 @@ def test_rows_from_before_come_once_beside_those_that_were_captured(table):
 
 
 def test_chunks_and_captured_rows_of_one_transaction_come_once(table):
-    """A chunk leaves out the rows that earlier chunks enqueued, and no other rows of their transactions."""
+    """A chunk leaves out the rows that earlier chunks have enqueued, but not the other rows of the same transaction."""
     table.insert(25)
     track(table)
     with table.connection.transaction():
@@ -132,12 +132,12 @@ FORGETFUL = """
 create or replace function revision.is_young(since pg_snapshot) returns text language sql immutable as
 $$ select 'false' $$
 """
-"""A planted fault: no row counts as young, so the backfill does not look in the queue whether it was captured."""
+"""The planted fault: no row counts as young, so the backfill does not check whether the queue already has a row."""
 
 
 @pytest.mark.parametrize(("shape", "fault"), [("uuid", None), ("day", None), ("uuid", FORGETFUL)])
 def test_rows_from_before_come_once_while_writers_write(connect, shape, fault):
-    """Backfill with random keys beside two writers, which a fault on purpose would double."""
+    """Backfill random keys while two writers insert. The planted fault would enqueue some rows twice."""
     table = Table(connect(), shape)
     table.insert(200)
     late = connect(autocommit=False)

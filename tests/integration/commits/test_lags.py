@@ -33,7 +33,7 @@ def told(connection: psycopg.Connection[Any], *feeds: CommitFeed) -> list[dict[s
 
 
 def cost(connection: psycopg.Connection[Any], queries: Sequence[sql.Composed]) -> float:
-    """Return the CPU seconds of the server's process for the queries, in one round trip."""
+    """Return the CPU seconds that the server's backend takes for the queries, which are sent in one round trip."""
     asked, costs = sql.SQL("; ").join(queries), []
     for _ in range(7):
         before = backend_cpu(connection)
@@ -87,7 +87,7 @@ def test_one_that_is_ahead_of_its_source_is_refused_and_named(connect: Connect) 
 
 
 def test_a_look_at_many_costs_a_third_of_looks_at_each(connect: Connect) -> None:
-    """Measure the CPU time of the server's own process, which does not depend on the load of the machine."""
+    """Measure the backend's CPU time, because it does not depend on the load of the machine."""
     connection = connect()
     asked = [(CommitFeed(f"watched {number}", 0), NOWHERE, 1) for number in range(100)]
     assert (
@@ -104,7 +104,7 @@ def maintained(connection: psycopg.Connection[Any]) -> int:
 
 
 def test_no_commit_of_a_late_transaction_is_stepped_over(db: str, connect: Connect) -> None:
-    """Transactions that were open at a position are read, although gaps were recorded before and after the position."""
+    """A transaction that was open at a position is read although gaps were recorded before and after the position."""
     connection, late, later = connect(), connect(autocommit=False), connect(autocommit=False)
     narrow_partitions(connection)
     for writer in (late, later):
@@ -142,7 +142,7 @@ def test_the_partitions_that_an_idle_consumer_has_behind_it_are_not_planned(
     """
     with other.transaction():
         assert [lag["ready"] for lag in told(other, EARLY)] == [0]
-        # The current partition, and those that were created ahead.
+        # The locked tables are the current partition and the partitions that were created ahead.
         assert ask(other, locked) <= 4
     commits(connection, 1)
     assert [lag["ready"] for lag in told(connection, EARLY)] == [1]

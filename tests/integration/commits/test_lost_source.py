@@ -25,7 +25,8 @@ RESTORED = "update revision.origin set written_in = '3'"
 
 @pytest.fixture
 def apart(db, other_db, connect_to):
-    """Yield results, source, and a position in the source that the consumer has processed."""
+    """Yield the database of the results, that of the source, and a position in the source that the consumer has
+    processed."""
     results, source = connect_to(db), connect_to(other_db)
     commits(source, 3)
     drain(db, other_db)

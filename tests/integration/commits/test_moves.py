@@ -105,7 +105,7 @@ OF = {"commits": (COMMITS, "revision"), "topology": (TOPOLOGY, "topology"), "eve
 
 @pytest.mark.parametrize("kind", BEYOND)
 def test_no_point_in_the_future_is_accepted(db, source, kind):
-    """Neither by the function for people, nor by the function for a source in another database."""
+    """The function for people refuses such a point, and so does the function for a source in another database."""
     feed, origin = OF[kind]
     drained(feed, db)
     note, point = BEYOND[kind]

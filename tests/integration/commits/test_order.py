@@ -79,7 +79,7 @@ def test_a_transaction_read_in_part_is_not_left_where_its_rest_cannot_be_seen(db
     slow, connection = connect(autocommit=False), connect()
     txid = slow.execute("select pg_current_xact_id()::text::bigint").fetchone()[0]
     commits(connection, 3)
-    # As on a lagging server: a transaction is open here although another server has shown a part of it.
+    # Pretend that this server lags: a transaction is still open here, although another server has shown a part of it.
     at = f'{{"snapshot": "{txid}:{txid}:", "partial": [{txid}, 1]}}'
     assert connection.execute("select pubsub.choose(0, %s, 10, false)", [at]).fetchone() == (None,)
     slow.commit()
@@ -109,7 +109,7 @@ def test_progress_never_goes_back_where_a_server_lags_behind_another(db, connect
     txid = connection.execute("select pg_current_xact_id()::text::bigint").fetchone()[0]
     commits(connection, 3)
     connection.commit()
-    # Another server has shown this consumer everything of the next thousand transactions, except this transaction.
+    # Pretend that another server has shown this consumer the next thousand transactions except this one transaction.
     at = f'{{"snapshot": "{txid}:{txid + 1000}:{txid}"}}'
     choice = connection.execute("select pubsub.choose(0, %s, 10, false)", [at]).fetchone()[0]
     assert choice["count"] == 3

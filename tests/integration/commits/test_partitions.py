@@ -238,11 +238,11 @@ def test_the_default_partition_is_read_once_for_all_partitions_that_are_made(que
 
 
 MANY = 45_000
-"""More rows than are read while writers wait. The fill factor of the pages is 10 %."""
+"""More rows than maintenance reads while writers wait. The pages have a fill factor of 10 %, so the table is large."""
 
 
 def without_partitions(queue, rows):
-    """A queue without maintenance for a long time, with this number of rows written since."""
+    """Drop all partitions and write this number of rows, as if no maintenance had run for a long time."""
     queue.execute("alter table revision.commit_queue_default set (fillfactor = 10)")
     for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
         queue.execute(f"drop table {partition}")
@@ -337,7 +337,7 @@ def test_the_default_partition_ends_behind_a_transaction_that_wrote_while_it_was
     without_partitions(queue, 10)
     asking, end = connect_to(db), None
     deadline = time.monotonic() + 60
-    # A lock waits for writers only until the next attempt.
+    # The call waits for writers only for a limited time, so repeat it.
     while end is None:
         assert time.monotonic() < deadline
         writer = connect_to(db, autocommit=False)

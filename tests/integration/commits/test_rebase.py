@@ -12,7 +12,7 @@ from tests.commits import commits, drain
 from tests.waiting import until, waits
 
 ELSEWHERE = 1_000_000
-"""A transaction id that this cluster has not reached: the cluster that wrote the queue had used more."""
+"""A transaction id that this cluster has not reached. The queue comes from a cluster that had used more ids."""
 
 
 def test_commits_after_a_rebase_come_last_though_the_queue_needs_more_transaction_ids_than_the_cluster_had(
@@ -28,7 +28,7 @@ def test_commits_after_a_rebase_come_last_though_the_queue_needs_more_transactio
         queue,
     )
     connection.execute("select pubsub.register('test', 0)")
-    # Every second commit is processed, so no two neighbours become one transaction.
+    # Process every second commit, because the rebase makes one transaction of neighbouring commits.
     connection.execute(
         "update pubsub.watermark set snapshot = (select format('%%s:%%s:%%s', %(elsewhere)s, "
         "%(elsewhere)s + %(runs)s + 1, string_agg((%(elsewhere)s + n)::text, ',' order by n))::pg_snapshot "

@@ -170,7 +170,7 @@ def test_an_inheritance_child_is_captured(ledger):
 
 
 def test_an_expression_says_the_same_branch_in_every_session(ledger):
-    """A time without its zone, or a day as text, would have another meaning for each writer."""
+    """Without this check, a time without a zone or a day as text would mean something else to each writer."""
     ledger.execute("alter table ledger add at timestamptz default '2026-01-01 03:00Z'")
     early = "case when extract(hour from at) < 6 and at::text like '2026-01-01%' then 0 end"
     ledger.execute("insert into ledger (id) values (0)")

@@ -147,7 +147,7 @@ def test_what_may_be_anothers_commit_is_not_taken_for_captured(connect):
 
 
 def trim(db, item):
-    """Process everything in the queue, and trim it."""
+    """Process everything in the queue, and let maintenance trim it."""
     own = one(item, "select branch_id from revision.tracked")
     use_up_transactions(item, 120)
     drain(db, feed=CommitFeed("c", own))

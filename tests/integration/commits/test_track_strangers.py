@@ -110,7 +110,7 @@ PLANNED = {
         "create table own.child (check (id > 0 or own.settled(1))) inherits (own.mine); insert into own.child values (5)"
     ),
 }
-"""Expressions that are evaluated while a query is planned, by the objects that contain them."""
+"""By name of an object: a definition with an expression that PostgreSQL evaluates while it plans a query."""
 
 
 @pytest.mark.parametrize("kind", PLANNED)
@@ -167,7 +167,7 @@ def test_who_may_track_can_have_nothing_done_by_who_looks_after_all_tables(admin
 
 
 def test_a_table_that_is_captured_by_a_function_of_another_role_is_not_registered(admin, owner):
-    """Otherwise a role that maintains all tables would call that function because the owner says so."""
+    """Otherwise the owner of the table could make a role that maintains all tables call that function."""
     admin.execute(
         "create function public.theirs() returns trigger language plpgsql as 'begin return null; end'"
     )

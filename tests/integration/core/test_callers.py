@@ -54,7 +54,7 @@ cross join lateral pg_identify_object(d.classid, d.objid, 0) as i
 where p.pronamespace::regnamespace::text like '%\\_sealed'
 """
 CALLED = r"\w+_sealed\.\"?[\w$]+\"?\(\(\(CURRENT_USER\)::pgchange\.caller COLLATE \"default\"\)[,)]"
-"""The call of a sealed function, as PostgreSQL prints it, which gets the calling role as an argument."""
+"""The pattern of a call of a sealed function that gets the calling role as an argument, as PostgreSQL prints it."""
 
 
 def test_session_user_records_who_acted_and_grants_nothing(connection):
@@ -63,7 +63,7 @@ def test_session_user_records_who_acted_and_grants_nothing(connection):
 
 
 def test_nobody_can_name_a_function_that_is_told_its_caller(connection, role):
-    """Call every function that makes a role a persona. None of them opens a sealed schema."""
+    """Call every function that grants a persona. None of these personas may use a sealed schema."""
     who = role("persona").name
     grants = connection.execute(
         "select p.oid::regproc::text from pg_proc as p where p.pronamespace::regnamespace::text = any (%s) "

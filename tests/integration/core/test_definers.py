@@ -108,7 +108,7 @@ def test_every_function_asks_what_its_entry_says(connection, granted):
 
 
 def test_no_function_that_fires_by_itself_can_be_called_or_put_on_another_table(connection, granted):
-    """A role that may execute such a trigger function can attach it to its own table, and fire it with any row."""
+    """Otherwise a role could attach such a trigger function to its own table, and fire it with any row."""
     rows = connection.execute(DEFINERS, [list(granted)]).fetchall()
     assert [
         name for name, is_trigger, _, is_public, _, roles in rows if is_trigger and (is_public or roles)

@@ -124,7 +124,7 @@ def test_a_late_ack_is_kept_if_no_other_attempt_has_begun(
 def test_an_ack_is_refused_by_sql_too_if_another_attempt_has_begun(
     feed: Feed, connection: Connection, db: str
 ) -> None:
-    """The server checks the token, even if the client does not: here the client skips its check."""
+    """The server checks the token, because a client could skip its own check, as this test does."""
     late = ended(feed, db)
     with pytest.raises(StaleClaim), ConsumerTransaction(feed, db) as transaction:
         batch = transaction.resume(late.token)
@@ -135,7 +135,7 @@ def test_an_ack_is_refused_by_sql_too_if_another_attempt_has_begun(
 
 @each_claim
 def test_a_second_ack_of_an_attempt_writes_nothing(feed: Feed, connection: Connection, db: str) -> None:
-    """The client repeats its call, because the answer to the first may have been lost."""
+    """A client repeats its ack if the answer to the first ack was lost."""
     handle = claimed(feed, db)
     assert detached.ack(handle, db, write=note)
     MORE[feed.kind](connection)
@@ -156,8 +156,10 @@ def test_an_ack_of_a_batch_that_was_given_up_is_refused(feed: Feed, connection: 
 def test_a_claim_that_is_repeated_by_its_owner_gets_the_batch_with_the_next_attempt(
     feed: Feed, connection: Connection, db: str
 ) -> None:
-    """The client repeats its call, because the first may have been committed before the connection was lost. No lease of
-    another attempt ends."""
+    """A client repeats its claim if the connection was lost after the commit of the first claim.
+
+    No lease of another attempt ends.
+    """
     lost = claimed(feed, db)
     plan = Plan(feed, db, on_busy="skip", lease=600)
     found: list[Handle] = []
@@ -173,7 +175,7 @@ def test_a_claim_that_is_repeated_by_its_owner_gets_the_batch_with_the_next_atte
 
 @each_claim
 def test_a_leased_consumer_is_at_work_until_the_ack(feed: Feed, connection: Connection, db: str) -> None:
-    """The batch has not failed, however many attempts there were. Its lease ends with it."""
+    """The number of attempts does not matter, because the batch has not failed. The lease ends with the ack."""
     for _earlier in range(2):
         ended(feed, db)
     handle = claimed(feed, db)
@@ -295,7 +297,7 @@ def test_the_changes_of_a_handle_are_read_anywhere(feed: Feed, connection: Conne
 def test_a_drain_waits_until_a_lease_ends(
     feed: Feed, connection: Connection, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same sessions are used, because the wait may last for hours."""
+    """The drain keeps its sessions, because the wait may last for hours."""
     claimed(feed, db, 0.3)
     if feed.kind == "queue":
         time.sleep(0.3)
@@ -397,7 +399,7 @@ def test_a_tube_keeps_its_workers_while_a_batch_is_leased(db: str, connect: Conn
 
 
 def test_a_group_with_a_leased_batch_is_neither_read_nor_moved_by_hand(db: str, connect: Connect) -> None:
-    """Pretend that another session holds the lock."""
+    """Readers by hand see the group as if another session held its lock."""
     connection = connect()
     feed, fill = FEEDS["event"]
     fill(connection)

@@ -117,9 +117,9 @@ def _of(*names: str) -> pytest.MarkDecorator:
 
 each = _of(*FEEDS)
 each_movable = _of("commit", "event", "topology", "diary")
-"""The feeds whose consumers can be moved: their progress is a position, which is kept with the results."""
+"""The feeds whose consumers can be moved, because their progress is a position that is kept with the results."""
 each_note_of_a_move = _of("commit", "event")
-"""A feed for each function that records a move: the event log has its own."""
+"""A feed for each function that records a move. The event log has its own function."""
 each_claim = _of("commit", "tube", "queue")
 """A feed for each implementation of claim. Commits, events, the topology and the diary share an implementation."""
 
@@ -157,7 +157,7 @@ def test_a_consumer_transaction_that_has_written_claims_nothing(
 
 @contextmanager
 def unfinished(feed: Feed, db: str) -> Iterator[ConsumerTransaction]:
-    """A consumer transaction that ends before its ack."""
+    """A consumer transaction that ends without an ack, because its processing fails."""
     with pytest.raises(BatchNotFinished), ConsumerTransaction(feed, db) as consumer:
         yield consumer
 
@@ -547,7 +547,7 @@ def test_a_batch_is_acked_as_the_version_that_was_claimed(
 
 
 def beginning(connection: Any, feed: Feed) -> Lag:
-    """The lag of a new consumer."""
+    """Return the lag of a new consumer."""
     ask(connection, feed.register())
     return lag(connection, connection, feed, 10)
 

@@ -49,7 +49,8 @@ def test_a_limit_of_nobody_or_of_nothing_is_refused(
 def test_what_a_consumer_keeps_from_being_trimmed_is_told_with_why_it_is_behind(
     connection: psycopg.Connection[Any], db: str
 ) -> None:
-    """The size of partitions that are not written any more, and the consumer that has not processed them."""
+    """Health names the partitions that are kept because of a consumer, with their size, and the reason why the
+    consumer is behind."""
     narrow_partitions(connection)
     commits(connection, 2)
     ((part,),) = connection.execute(

@@ -41,8 +41,10 @@ def write_letters(connection):
 
 @pytest.fixture(scope="module")
 def lettered(cluster):
-    """The name of a database with those letters, which tests copy: to create the letters anew takes several times as
-    long."""
+    """The name of a database with those letters, for tests to copy.
+
+    Creating the letters takes several times as long as a copy.
+    """
     for made in database(cluster, TEMPLATE):
         with psycopg.connect(made, autocommit=True) as connection:
             write_letters(connection)
@@ -64,7 +66,7 @@ def admin(connect):
 
 @pytest.fixture(scope="module")
 def unchanged(shared):
-    """The same, for calls that are refused and change neither letter."""
+    """A connection to a database with the two letters, for calls that are refused and change neither letter."""
     write_letters(shared)
     return shared
 

@@ -33,9 +33,12 @@ TRIMMED = "select pubsub.trim_partition('{0}', '0')"
 
 @dataclass(frozen=True)
 class Meeting:
-    """Maintenance has done ``done``. Another session holds ``held`` and then wants ``wanted``, which maintenance has
-    locked. Then maintenance ``comes_to`` the object that the session holds, and logs ``says``. {0} and {1} are two
-    partitions."""
+    """A deadlock of maintenance with another session.
+
+    Maintenance has done ``done``. The other session holds ``held``, and then wants ``wanted``, which maintenance has
+    locked. Then maintenance reaches the object that the session holds, in the step ``comes_to``, and logs ``says``. {0}
+    and {1} are two partitions.
+    """
 
     done: str
     held: str
@@ -277,7 +280,7 @@ def test_maintenance_that_waits_for_who_waits_for_it_would_be_noticed(
 def test_maintenance_waits_for_nobody_who_waits_while_somebody_is_about_to_look_for_a_deadlock(
     watching: Connection, maintaining: Connection, connect: Connect
 ) -> None:
-    """If a session waits for another, there may be a deadlock as soon as the other waits for maintenance."""
+    """If a session waits for another, a deadlock begins as soon as that other session waits for maintenance."""
     holder, other = connect(autocommit=False), connect(autocommit=False)
     holder.execute("select pg_advisory_xact_lock(1)")
     with ThreadPoolExecutor(1) as pool:

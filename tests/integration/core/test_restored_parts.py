@@ -169,8 +169,8 @@ def test_a_claim_beyond_the_log_of_a_catalogue_is_not_adopted(db, connect, insta
 
 
 def test_a_dump_whose_transaction_has_the_id_of_the_origin_is_told_from_it(db, bare_db, cluster, connect_to):
-    """The state of two servers that began as copies of the same cluster: the schemas were installed in the first, and
-    restored in the second."""
+    """This happens if two servers began as copies of one cluster: the schemas are installed in one, and restored in
+    the other."""
     load(cluster, db, bare_db, "--format=plain")
     connection = connect_to(bare_db)
     for name in origins(connection):

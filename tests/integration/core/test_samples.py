@@ -47,7 +47,7 @@ def look(connection: Connection) -> Trend | None:
 
 
 def later(connection: Connection, seconds: int) -> None:
-    """Pretend that this time passes."""
+    """Make all samples and batches older by this number of seconds, as if the time had passed."""
     span = f"interval '{seconds} seconds'"
     connection.execute(f"update pgchange.sample set at = at - {span}")
     connection.execute(

@@ -63,7 +63,8 @@ def test_what_a_batch_leaves_in_a_session_does_not_reach_the_next(db: str, kind:
 
 
 def test_a_session_keeps_the_settings_of_a_new_connection(db: str) -> None:
-    """The settings of the connection string's options, and those by which the server watches its client."""
+    """The session has the settings of the connection string's options, and those by which the server detects a lost
+    client."""
     ours = "select name, setting from pg_settings where source in ('client', 'session') order by name"
     with Sessions() as kept:
         with kept.connect(db) as first:
@@ -105,7 +106,10 @@ def test_a_connection_that_a_batch_has_kept_is_closed_and_cannot_use_the_session
 
 
 def test_a_session_is_watched_without_a_gap(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that watches may access the session at any moment of the handover, here when the old object closes."""
+    """The thread that watches sessions may access the session at any moment of the handover.
+
+    Here it does so when the old object closes.
+    """
     with Sessions() as kept:
         with kept.connect(db) as first:
             assert isinstance(first, guarded.Connection)
@@ -150,7 +154,7 @@ def test_a_session_is_replaced_when_it_is_old(db: str, monkeypatch: pytest.Monke
 
 
 def test_a_connection_to_a_pooler_is_not_kept(pgbouncer: str) -> None:
-    """Its session may serve another client of the pooler by then."""
+    """A pooler may give the session to another client in the meantime."""
     with Sessions() as kept:
         with kept.connect(pgbouncer) as first:
             pass

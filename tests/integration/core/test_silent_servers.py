@@ -88,7 +88,7 @@ def test_maintenance_of_a_server_that_falls_silent_ends(db, proxy):
 
 
 def test_a_client_whose_heartbeat_has_stopped_holds_no_lock_for_long(db, connect, monkeypatch):
-    """Only the server's own timeout ends the session."""
+    """The session is ended by the server's own timeout alone."""
     monkeypatch.setattr("airflow_pgchange.feeds.heartbeat._beat", _never)
     with (
         connect_ours(impatient(db)) as connection,
@@ -163,7 +163,7 @@ def test_a_long_statement_goes_on_though_its_process_was_stopped_for_a_while(db,
 
 
 def test_a_long_statement_goes_on_behind_a_load_balancer_that_has_another_server(db, proxy, own_cluster):
-    """Also if the other server started later, and does not know the statement."""
+    """The statement goes on even if the other server started later and does not know the statement."""
     with connect_ours(through(proxy, db)) as ours:
         own_cluster.stop()
         own_cluster.start()

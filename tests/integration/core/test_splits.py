@@ -57,7 +57,7 @@ def _diary(connection: Connection) -> None:
 
 
 def _commits(connection: Connection) -> None:
-    """Halves begin and end within transactions."""
+    """Write commits in three transactions, so that halves of the batch begin and end within a transaction."""
     for n in (3, 4, 1):
         commits.commits(connection, n)
 
@@ -69,7 +69,10 @@ def _tube(connection: Connection) -> None:
 
 
 def _pods(*sizes: int) -> Callable[[Connection], None]:
-    """Touch new rows by statements that each make a pod, and touch two of the rows again."""
+    """Return a function that inserts rows by one statement for each size, and touches two of the rows again.
+
+    Each statement makes a pod.
+    """
 
     def write(connection: Connection) -> None:
         for n in sizes:
@@ -137,7 +140,7 @@ places_of_bad_changes = pytest.mark.parametrize(
     ],
     ids=str,
 )
-"""Each case lists the places of the bad changes in a batch."""
+"""The places of the bad changes in a batch: a set for each case."""
 
 
 class Work:

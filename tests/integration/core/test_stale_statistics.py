@@ -16,11 +16,14 @@ Connection = psycopg.Connection[Any]
 
 MANY = 1000
 EACH = 100
-"""The maximum of rows to read for each change. A plan that reads a whole table reads 500 to 1,000."""
+"""The maximum number of rows that an operation may read for each change.
+
+A plan that reads a whole table reads 500 to 1,000.
+"""
 
 
 def dear(connection: Connection, deeds: Iterator[bursts.Deed]) -> dict[str, float]:
-    """The operations that read more rows for a change, and how many."""
+    """Return the operations that read more than ``EACH`` rows for each change, with the number of rows."""
     found = {}
     for name, do in deeds:
         bursts.forget(connection)
@@ -39,11 +42,15 @@ def so_far(connection: Connection) -> int:
 
 
 @pytest.mark.parametrize("burst", [bursts.of_commits, bursts.of_tubes, bursts.of_events])
-def test_of_feeds(burst: Callable[..., Iterator[bursts.Deed]], connection: Connection, db: str) -> None:
+def test_operations_of_feeds_read_few_rows_with_outdated_statistics(
+    burst: Callable[..., Iterator[bursts.Deed]], connection: Connection, db: str
+) -> None:
     assert dear(connection, burst(connection, db, MANY)) == {}
 
 
 @pytest.mark.hstore
 @pytest.mark.parametrize("burst", [bursts.of_queues, bursts.of_queues_out_of_order])
-def test_of_queues(burst: Callable[..., Iterator[bursts.Deed]], connection: Connection, db: str) -> None:
+def test_operations_of_queues_read_few_rows_with_outdated_statistics(
+    burst: Callable[..., Iterator[bursts.Deed]], connection: Connection, db: str
+) -> None:
     assert dear(connection, burst(connection, db, MANY)) == {}

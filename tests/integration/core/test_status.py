@@ -230,7 +230,7 @@ def test_who_may_see_one_feed_sees_that_one(full, role):
 
 @pytest.mark.parametrize("feed", FEEDS, ids=lambda feed: feed.kind)
 def test_a_consumer_may_ask_whether_it_is_at_work(full, role, feed):
-    """As a watcher, which does not wake a consumer that is at work."""
+    """A watcher asks this with the rights of a consumer: it does not wake a consumer that is at work."""
     someone, schemas = role("someone"), {"commit": "pubsub", "event": "pgmb"}
     full.execute(f"select {schemas.get(feed.kind, feed.kind)}.grant_consumer('{someone.name}')")
     with psycopg.connect(someone.conninfo, autocommit=True) as connection, connection.transaction():

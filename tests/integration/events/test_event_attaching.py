@@ -81,7 +81,7 @@ def test_who_publishes_into_a_partition_that_is_being_attached_does_not_fail(con
 
 @pytest.mark.parametrize("count", [10, 300])
 def test_who_reads_a_batch_while_a_partition_is_attached_reads_all_of_it(connect, db, count):
-    """The query was planned with the former partitions, and reads the rows after the attachment."""
+    """The query was planned before the attachment, and reads the rows after it."""
     connection, maintaining = connect(), connect(autocommit=False)
     for name, _, _ in partitions(connection):
         connection.execute(f"drop table {name}")
@@ -111,7 +111,7 @@ def test_a_reader_of_what_is_there_does_not_wait_for_maintenance_under_way(conne
 
 
 def test_publishers_lose_nothing_while_partitions_come_and_go(connect, db):
-    """It takes as long as some partitions of a second live."""
+    """Takes seconds: the test lasts until some partitions of one second have been created and dropped."""
     connection = connect()
     narrow(connection)
     published, stop = [], threading.Event()
@@ -178,7 +178,7 @@ def test_publishers_of_what_is_to_come_keep_no_default_partition_from_giving_bac
     publisher = threading.Thread(target=work)
     publisher.start()
     until(connection, "select count(*) > 3100 from pgmb.events_default")
-    # Some of these may wait in vain for a publisher.
+    # Some of these steps wait for a publisher in vain, and are postponed. So repeat them.
     for _ in range(10):
         told = [
             line

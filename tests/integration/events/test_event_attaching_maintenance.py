@@ -72,7 +72,10 @@ def test_a_partition_is_tried_again_when_a_publisher_has_ended(connect, attachin
 
 
 def test_who_holds_locks_does_not_rest(connect, db):
-    """All others would wait for these locks meanwhile. Here the publisher is in the way until a session pauses."""
+    """During a pause all other sessions would wait for these locks.
+
+    Here the publisher is in the way until a session pauses.
+    """
     publisher, maintaining = connect(autocommit=False), connect(autocommit=False)
     publish(publisher)
     made = threading.Event()
@@ -269,7 +272,7 @@ def test_many_partitions_that_are_too_long_are_replaced_some_at_a_time(connect):
     told = lines(connection, "select pgmb.make_partitions('pgmb.events')")
     assert len([line for line in told if line.startswith("added")]) == 50
     assert 1 <= len([line for line in told if line.startswith("dropped")]) <= 50
-    # Of the same moment, even if a new minute begins meanwhile.
+    # Use one moment for all queries, even if a new minute begins in between.
     now = one(connection, "select now()")
     look_after(connection)
     assert contiguous(connection)

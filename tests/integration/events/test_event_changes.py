@@ -15,7 +15,10 @@ OTHER = "e.topic <> 'x'"
 
 @pytest.fixture
 def meanwhile(connect):
-    """Makes a change while ``what`` pauses between the conditions TRUE and OTHER, which are evaluated in that order."""
+    """A function that makes a change while the call ``what`` pauses between two conditions.
+
+    ``TRUE`` is evaluated before the pause, and ``OTHER`` after it.
+    """
     connection = connect()
     subscribe(connection, "gate", GATE)
     for conditions in ("TRUE", OTHER):

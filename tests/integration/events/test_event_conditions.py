@@ -152,7 +152,8 @@ def test_a_condition_that_fails_on_everything_loses_nothing_and_a_replay_deliver
 
 
 def test_what_is_dispatched_again_is_dispatched_a_thousand_at_a_time(connect):
-    """A reader of a group with several subscriptions reads a whole dispatch for each of its chunks."""
+    """If it were one large dispatch, a reader of a group with several subscriptions would read all of it for each
+    chunk."""
     connection = connect()
     for n in range(2):
         subscribe(connection, "g", "(e.payload ->> 'n')::int > 0", {"n": n})

@@ -1,4 +1,4 @@
-"""Settings of the event log. Invalid settings are refused with advice."""
+"""Settings of the event log: their defaults, and the advice in the error about an invalid setting."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def idle(connection):
 
 @pytest.fixture
 def late(connect):
-    """A log, and 35 events of a transaction that is committed after other events of the same time were dispatched."""
+    """A log, and 35 events of a transaction that commits late: other events of the same time were already dispatched."""
     connection, publisher = connect(), connect(autocommit=False)
     subscribe(connection)
     ids = publish(publisher, 35, at=IN_HALF_A_SECOND)

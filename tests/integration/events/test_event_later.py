@@ -90,7 +90,10 @@ def test_what_is_due_is_dispatched_although_some_of_it_is_being_set_aside(connec
 
 
 def test_an_event_that_is_changed_while_it_is_set_aside_still_has_its_time(connect, db):
-    """The event arrives between the snapshot of the query and its lock. Many events make that interval long enough."""
+    """The event is changed between the snapshot of the moving query and its lock on the row.
+
+    Many events make that interval long enough.
+    """
     connection, ended = connect(), threading.Event()
     changed = publish(connection, 5000, at="now() + interval '5 hours'")[-1]
 
@@ -108,7 +111,7 @@ def test_an_event_that_is_changed_while_it_is_set_aside_still_has_its_time(conne
     finally:
         ended.set()
         working.join()
-    # It is not moved while another session has locked it: it stays scheduled.
+    # No event is lost: an event that another session has locked is not moved, and stays scheduled.
     assert one(connection, LATER) + one(connection, "select count(*) from pgmb.scheduled") == 5000
 
 
@@ -156,7 +159,7 @@ def test_an_event_that_somebody_is_deleting_keeps_no_other_from_being_set_aside(
 
 
 def test_what_waits_for_its_time_keeps_no_partition_from_being_made(connect):
-    """More events than may be read while publishers wait."""
+    """There are more scheduled events than maintenance may read while publishers wait."""
     connection = connect()
     fill_default(connection, 3000, "now() + interval '5 hours'")
     place(connection)
@@ -167,7 +170,7 @@ def test_what_waits_for_its_time_keeps_no_partition_from_being_made(connect):
 
 
 def test_what_was_taken_back_costs_nobody_anything_although_an_old_snapshot_is_held(connect):
-    """Roll back each query, so that the next one has the same work."""
+    """Roll back each query, so that the next query has the same work."""
     connection, old = connect(), connect(autocommit=False)
     subscribe(connection)
     old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

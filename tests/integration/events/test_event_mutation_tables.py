@@ -258,7 +258,7 @@ def test_a_capture_does_not_wait_long_for_writers(item, connect):
 
 @pytest.mark.parametrize("dropped_by_hand", [[], ["insert", "delete", "update"]])
 def test_the_end_of_a_capture_does_not_wait_long_for_writers(item, connect, dropped_by_hand):
-    """Also if only triggers remain that never fire."""
+    """The call does not wait either if only triggers remain that never fire."""
     item.execute(
         "create table busy (id int) partition by list (id); create table one partition of busy default"
     )

@@ -39,7 +39,7 @@ def test_a_refused_event_holds_no_other_up_and_is_told(db, connect, caplog):
 
 
 def test_an_event_that_is_too_much_for_the_server_holds_no_other_up(db, connect):
-    """JSON that is nested more deeply than such a server can parse."""
+    """The payload is JSON that is nested too deeply for PostgreSQL to parse."""
     nested = functools.reduce(lambda inner, _: [inner], range(800), [])
     publisher = Publisher(make_conninfo(db, options="-c max_stack_depth=100kB"))
     publisher.put([Event("t", {"n": 1}), Event("t", nested), Event("t", {"n": 2})])
@@ -69,7 +69,7 @@ def test_who_locks_the_log_for_longer_than_a_timeout_costs_no_event(db, connect,
         locking.execute("lock table pgmb.events in access exclusive mode")
         publisher.put(Event("t", {"n": 1}))
         assert succeeds(lambda: "1 events wait to be published" in caplog.text, SECONDS)
-        # From now on a connection may take long.
+        # From now on a new connection succeeds, though slowly.
         setting.execute(f"alter database {name} reset {timeout}")
     publisher.close(timeout=SECONDS)
     assert stored(connect()) == [1]
@@ -134,7 +134,7 @@ def lose_one_commit(monkeypatch, killer, committed):
             commit(self, rows, write)
         killer.execute("select pg_terminate_backend(%s, 10000)", died)
         self._connection.execute("select 1")
-        raise AssertionError("the backend lives")
+        raise AssertionError("the backend has not ended")
 
     monkeypatch.setattr(sender.Sender, "_commit", dying)
     return died

@@ -120,8 +120,11 @@ def test_a_read_that_finds_nothing_wants_a_release_too(connect):
 
 
 class ReadAhead:
-    """A client of a group: it reads on before it has handled what it read. Each read takes the lock, and each batch that
-    it has handled, in order, stores the cursor and releases the lock once."""
+    """A client that reads ahead: it reads the next chunks before it has handled the earlier ones.
+
+    Each read takes the lock. When the client has handled a chunk, in order, it stores the cursor and releases the lock
+    once.
+    """
 
     def __init__(self, connection, handled):
         self.connection = connection

@@ -145,8 +145,11 @@ def test_a_group_that_claimed_before_a_restored_log_was_dispatched_goes_on(conne
 
 @pytest.fixture(scope="module")
 def restored_tables(shared_db, shared, cluster):
-    """The name of where a database was restored whose tables publish their mutations, each serialised in its own way.
-    In the same cluster no table has the number that it had."""
+    """A restored database whose tables publish their mutations, as its name.
+
+    Each table serialises its rows in its own way. Because the database was restored within one cluster, every table has
+    got another oid.
+    """
     connection = push_items(shared)
     connection.execute("create table part (id int, secret text) partition by range (id)")
     connection.execute("create table part_1 partition of part for values from (1) to (10)")

@@ -43,7 +43,7 @@ def test_a_retry_is_an_event_as_everybody_knows_them(db, connection):
 
 
 def test_a_retry_that_another_client_published_is_handled(db, connection):
-    """Without copies, so the events are read from the log."""
+    """Such a retry has no copies of the events, so the events are read from the log."""
     first, other = Seen(), Seen()
     handlers = group(db, Handler("a", first), Handler("b", other))
     ids = publish(connection, numbered(0, 3), returning=True)
@@ -210,7 +210,7 @@ def test_an_event_that_has_no_key_is_a_dead_letter_and_stops_no_other(db, connec
 
 @pytest.mark.parametrize("number", ["1e5000", "-1e5000", f"{10**400}.5"])
 def test_a_number_that_python_cannot_read_stops_no_handler(db, connection, number):
-    """JSON in PostgreSQL can contain it, and every role that may publish by SQL can send it."""
+    """PostgreSQL accepts such a number in JSON, and every role that may publish by SQL can send it."""
     connection.execute(
         "insert into pgmb.events (topic, payload) values ('t', %s::jsonb)",
         [f'{{"n": 1, "beyond": [{number}]}}'],
@@ -238,7 +238,7 @@ def test_very_large_events_are_given_up_in_portions(db, connection):
 
 @pytest.fixture
 def two(connect):
-    """A connection, and the second of two subscriptions of its group. Each has a topic, and there are events of both."""
+    """A connection, and the second of two subscriptions of a group to topics t and u. Both topics have events."""
     connection = connect()
     subscribe(connection, "g", topical("t"))
     second = subscribe(connection, "g", topical("u"))
@@ -282,7 +282,7 @@ def test_what_was_handled_in_order_comes_again_in_order_whatever_subscriptions_i
 
 @pytest.fixture
 def both(connect):
-    """A connection, and the two subscriptions of its group in the order of their ids: an event was dispatched to both."""
+    """A connection, and the ids of two subscriptions of a group, in order. One event was dispatched to both."""
     connection = connect()
     ids = [
         subscribe(connection, "g", topical("t")),

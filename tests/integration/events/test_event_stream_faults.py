@@ -211,7 +211,8 @@ def test_a_database_that_does_not_answer_is_away_and_comes_back(serve, connect, 
     with listening(f"{address}/t") as client:
         publish(connection, numbered(0, 1))
         assert numbers(client.events(1)) == [0]
-        # Only while the server does not answer at all: a query that it works on may take longer.
+        # The limit counts only while the server does not answer at all: a query that the server works on may take
+        # longer.
         with monkeypatch.context() as impatient:
             impatient.setattr(stream_log, "ANSWER_WITHIN", 0.3)
             blocking.execute("lock table pgmb.subscriptions, pgmb.dispatched")

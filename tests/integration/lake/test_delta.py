@@ -60,13 +60,13 @@ def connection(shared_db):
 
 
 def another(**values):
-    """Another batch of the same consumer."""
+    """Return another batch of the same consumer."""
     number = next(NUMBERS)
     return replace(BATCH, id=f"batch {number}", version=number, **values)
 
 
 def once(connection, batch, lake, found):
-    """Write rows of a batch in a transaction of their own, and commit."""
+    """Write rows of a batch in a transaction of their own, and commit it."""
     with connection.transaction():
         return write(connection, batch, lake, found)
 
@@ -129,7 +129,7 @@ def test_two_names_of_a_table_are_one_table(lake, connection):
 def test_an_attempt_that_stops_between_look_and_commit_finds_the_commit_of_its_retry(
     lake, connection, shared_db, monkeypatch
 ):
-    """The lease has ended, or the connection was lost, and the next attempt has begun."""
+    """The next attempt begins because the lease has ended or the connection was lost."""
     looked, goes_on, version_in = Event(), Event(), log.Write.version_in
 
     def slow(self, table):
@@ -402,7 +402,7 @@ def silent(proxy, call):
 def test_a_store_that_says_nothing_fails_the_task_and_not_the_batch(
     lake, connection, s3_server, monkeypatch, owner, step
 ):
-    """Takes seconds without work."""
+    """Takes seconds without work: the task waits until the store counts as silent."""
     monkeypatch.setattr(store, "PATIENCE", {"timeout": "0.2s", "max_retries": "1", "retry_timeout": "1s"})
     with proxy_before(s3_server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
@@ -414,7 +414,7 @@ def test_a_store_that_says_nothing_fails_the_task_and_not_the_batch(
 
 
 def staged_files(connection, lake, found, mode, key=()):
-    """The results that an application has staged, as read from the manifest."""
+    """Return the results that an application has staged, read back from the manifest's JSON."""
     batches = found.to_batches()
     schema = pa.schema([field for field in found.schema if field.name != TOUCHED])
     place = pickle.loads(pickle.dumps(delta.place(connection, BATCH, lake, schema, key=key, mode=mode)))
@@ -500,7 +500,7 @@ def test_files_of_a_partitioned_table_keep_their_partition_on_the_way(connection
 
 
 def add_file(lake, name, found, **options):
-    """Add a file as another writer may have written it."""
+    """Add a file to the table as another program could have written it."""
     path = Path(lake.location) / name
     pq.write_table(found, path, **options)
     table, counted = DeltaTable(lake.location), json.dumps({"numRecords": found.num_rows})
@@ -518,7 +518,7 @@ def test_a_file_that_the_log_names_otherwise_is_not_removed_by_a_wrong_name(lake
 
 
 def test_files_of_another_table_are_not_rewritten(lake, connection):
-    """A shallow clone has the files of its original."""
+    """The log of a shallow clone names the files of its original."""
     add_file(lake, "a.parquet", FIVE)
     entry = Path(lake.location) / "_delta_log" / f"{1:020}.json"
     entry.write_text(entry.read_text().replace("a.parquet", "file:///data/original/a.parquet"))

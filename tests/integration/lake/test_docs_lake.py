@@ -93,7 +93,7 @@ def process(dag: DAG, db: str) -> None:
 
 
 def in_a_batch(function: Callable[..., None], db: str) -> None:
-    """Call the function of a batch as its operator does."""
+    """Call the function of a batch as its operator would."""
     with ConsumerTransaction(CommitFeed("lake", 1), db) as transaction:
         batch = transaction.claim()
         transaction.ack(lambda connection: function(batch, transaction.changes(), connection))

@@ -92,7 +92,7 @@ def test_the_snapshot_and_the_progress_are_one_commit(lake, db):
 
 
 def test_a_batch_that_comes_again_after_its_commit_is_not_written_twice(lake, connection):
-    """The progress can be in another database, and be lost after this commit."""
+    """If the progress is in another database, it can be lost after this commit."""
     lake.table()
     for _ in range(2):
         with connection.transaction():
@@ -208,12 +208,12 @@ def test_a_schema_may_have_any_name(lake, connection):
 @pytest.mark.parametrize(
     "planted",
     [
-        # Called with the location and the properties: it would run the location.
+        # PyIceberg would call this with the table's location, and so execute the location.
         {
             "location": "open('PROOF', 'w')#",
             "properties": {"write.py-location-provider.impl": "builtins.exec"},
         },
-        # Called with the properties: it would run their names as a command.
+        # PyIceberg would call this with the properties, and so execute their names as a command.
         {"properties": {"/usr/bin/touch": "", "PROOF": "", "py-io-impl": "subprocess.Popen"}},
     ],
     ids=["location provider", "access to files"],
@@ -232,7 +232,7 @@ def test_code_that_another_role_has_named_in_the_metadata_does_not_run(
 
 
 def test_two_merges_lock_their_tables_in_the_same_order(lake, connection):
-    """In different orders they would wait for each other."""
+    """If their orders differed, each could wait for a table that the other has locked."""
     tables = [Iceberg(f"sales.{name}", "lake") for name in ("b", "a")]
     for table in tables:
         lake.table(name=table.name)
@@ -274,7 +274,7 @@ def test_another_writer_waits_for_the_commit_and_then_adds_to_it(lake, connectio
 
 
 def append(table, rows):
-    """Append as another writer. PyIceberg 0.11 leaves it to its caller to try a commit again."""
+    """Append rows as another writer does. PyIceberg 0.11 leaves it to the caller to retry a commit."""
     try:
         table.append(rows)
     except CommitFailedException:
@@ -282,7 +282,7 @@ def append(table, rows):
 
 
 def test_a_commit_reads_the_table_again_that_another_writer_has_changed_meanwhile(lake, connection):
-    """The files are written before the pointer is locked."""
+    """The other writer commits after the files were written and before the pointer to the metadata is locked."""
     table = lake.table()
     staged = staged_files(lake, FIVE.to_batches(), Mode.APPEND)
     table.append(payments((9, "other", 1)))

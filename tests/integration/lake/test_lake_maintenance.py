@@ -47,7 +47,7 @@ def connection(connect):
 
 
 def staged(connection, batch, rows=MARKED):
-    """Write the files of an attempt to mirror rows."""
+    """Write the files of an attempt that mirrors rows."""
     place = iceberg.place(connection, batch, TABLE, PAYMENTS, key=("id",), mode=Mode.MIRROR)
     files = write_marked(place, ("id",), rows.to_batches())
     return StagedFiles(TABLE, ("id",), Mode.MIRROR, batch.id, batch.attempt).of(files)
@@ -154,7 +154,7 @@ def test_files_of_other_tables_in_the_same_folder_stay(lake, connection, files):
 
 
 def test_nothing_is_removed_where_another_catalog_commits_to_the_table(lake, connection, files):
-    """As in a copy of the database while the original database is still in use."""
+    """This protects the original database if maintenance runs in a copy of it."""
     lake.table()
     committed(connection)
     (location,) = connection.execute("select metadata_location from iceberg_tables").fetchone()
@@ -193,7 +193,7 @@ def test_old_snapshots_expire_with_their_files(lake, connection, files):
     for dry_run in (True, False):
         assert maintenance.expire(connection, TABLE, NOW, dry_run=dry_run) == 2
     assert snapshots(table) == ["batch 1", None]
-    # The lists of manifests of both snapshots, and of the third the manifest that says what it deleted.
+    # Left are the lists of manifests of both snapshots, and the third snapshot's manifest of deleted files.
     left = maintenance.remove_orphans(connection, TABLE, NOW)
     assert {each.batch: each.files for each in left} == {"batch-0": 1, "third": 2}
     assert lake.rows() == rows

@@ -91,7 +91,7 @@ COLUMNS = {
     pa.timestamp("us", "America/New_York"): pa.timestamp("us", "UTC"),
     pa.list_(pa.int32(), 2): pa.list_(pa.int32()),
 }
-"""The most similar type of a column, if no table has the type of the rows."""
+"""By type of Arrow: the most similar type of a column, if no table has the type itself."""
 
 
 @pytest.fixture
@@ -111,7 +111,10 @@ def made(db, tmp_path):
         return Delta(where), lambda: DeltaTable(where).to_pyarrow_table(), has
 
     def made(kind, number, column):
-        """Delta and Iceberg refuse a type that they lack with different errors."""
+        """Create the table, with a text column if the format lacks the type.
+
+        Each format raises an exception of its own for such a type.
+        """
         with suppress(Exception):
             return make(kind, number, column)
         return make(kind, number, pa.string())
@@ -124,7 +127,7 @@ REFUSED = "refused"
 
 
 def shown(type_):
-    """The name of a type of Arrow in the guide."""
+    """Return the name of a type of Arrow in the guide."""
     if getattr(type_, "tz", None) not in (None, "UTC"):
         return "timestamp[us, tz=...]"
     if pa.types.is_list(type_) and pa.types.is_struct(type_.value_type):
@@ -133,13 +136,13 @@ def shown(type_):
 
 
 def in_general(name):
-    """The name of a type without the lengths and the types that are in it."""
+    """Return the name of a type without lengths and without the types of its parts."""
     name = re.sub(r"\(\d+, ?(-?)\d+\)", r"(p, \1s)", name)
     return re.sub(r"<.*|\[\d+\]", "", name)
 
 
 def guide():
-    """The guide's table of types, as rows of types of PostgreSQL, types of Arrow, and the column of each format."""
+    """Return the guide's table of types: types of PostgreSQL, types of Arrow, and the column of each format."""
     for row in readme.table("docs/how-to/lake.md", "## Types"):
         postgresql, arrow, *columns = (re.findall("`(.+?)`", cell) for cell in row)
         iceberg, delta = (column[0] if column else REFUSED for column in columns)

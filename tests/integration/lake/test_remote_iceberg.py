@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 FEED, TABLE = CommitFeed("lake", 0), RemoteIceberg("sales.payment", "rest")
 ONE = payments((1, "a", 100))
 AGAIN = replace(BATCH, attempt=3)
-"""Claim the batch of ``BATCH`` once more."""
+"""A later claim of ``BATCH``."""
 
 
 @dataclass
@@ -133,7 +133,7 @@ def test_a_batch_whose_progress_was_lost_after_the_commit_of_the_catalog_is_not_
 
 
 def test_each_write_of_a_batch_is_found_by_its_number(table, connection):
-    """The process was killed after the first of two writes."""
+    """The process is killed after the first of two writes."""
     written(connection, ONE)
     with connection.transaction():
         write(connection, AGAIN, TABLE, ONE)
@@ -158,7 +158,7 @@ def test_a_part_of_a_batch_that_the_table_has_is_not_written(table, connection):
 
 
 def test_an_attempt_on_a_batch_that_was_split_meanwhile_adds_nothing(table, connection):
-    """The process was stopped for long. Later attempts have failed, and a part of the batch was written."""
+    """The process was stopped for so long that later attempts failed and a part of the batch was written."""
     part = replace(BATCH, id="part", bounds={"split": {"parts_of": ["whole", BATCH.id]}})
     written(connection, ONE, part)
     with pytest.raises(StaleClaim, match="the table has a part of batch batch-1"):
@@ -208,7 +208,7 @@ def no_second_look(monkeypatch):
 def test_an_attempt_that_is_stopped_after_its_look_until_its_retry_has_committed_adds_nothing(
     table, shared_db, planted, mode, monkeypatch
 ):
-    """With a planted fault the rows come twice, or the later rows of another batch are lost."""
+    """If the fault is planted, rows come twice, or the later rows of another batch are lost."""
     if planted:
         planted(monkeypatch)
     key = "id" if mode == "replace" else ()
@@ -250,7 +250,7 @@ def test_a_commit_that_another_writer_has_overtaken_is_done_again_on_the_table_a
 
 
 def old(**changes):
-    """The batch, whose first attempt began before the snapshots that the table keeps."""
+    """A claim of the batch whose first attempt began before the oldest snapshot of the table."""
     return replace(BATCH, first_claimed_at=datetime.now(UTC).isoformat(), **changes)
 
 
@@ -284,7 +284,7 @@ def test_snapshots_from_before_the_first_claim_may_have_expired(table, connectio
 
 
 def test_where_table_and_progress_are_one_commit_no_history_is_needed(db, tmp_path):
-    """Tubes and queues with results elsewhere need it, though the catalog is in the database of the results."""
+    """Tubes and queues with results in another database need the history: the commit does not have their progress."""
     lake = Lake(db, tmp_path)
     table = lake.table()
     for id in (8, 9):

@@ -28,7 +28,7 @@ ROWS = payments((1, "a", 1))
 
 @pytest.fixture
 def place(lake, connection):
-    """Of a table, for rows to append."""
+    """Return the place of a table to which rows can be appended."""
     lake.table()
     return iceberg.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
 

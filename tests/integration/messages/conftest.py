@@ -17,6 +17,6 @@ def q(connect):
 
 @pytest.fixture
 def owner(connect):
-    """A connection to a database whose queues are under roles."""
+    """A connection to a database with queues under roles, as the owner of the queues."""
     with under_roles(connect()) as connection:
         yield connection

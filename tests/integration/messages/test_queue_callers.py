@@ -56,9 +56,9 @@ def test_a_member_that_does_not_inherit_needs_set_role(owner, role, connect_to):
 
 
 def test_a_strangers_code_has_no_right_in_an_autovacuum_worker(own_cluster, own_database, connect_to):
-    """A worker of autovacuum is logged in as a superuser, and runs the functions of a table's indexes as its owner.
+    """Takes seconds, until autovacuum runs.
 
-    It takes the seconds until autovacuum comes round.
+    An autovacuum worker is logged in as a superuser, and runs the functions of a table's indexes as the table's owner.
     """
     owner = connect_to(own_database)
     with under_roles(owner):

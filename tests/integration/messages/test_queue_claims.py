@@ -41,7 +41,7 @@ def test_who_holds_one_message_keeps_nobody_from_the_others(q, connect):
 
 
 def test_who_holds_one_message_keeps_nobody_with_a_selector_from_those_of_other_parts(q, connect):
-    """Even if the locked part has many messages in a row, which each claim finds first."""
+    """This holds even if the locked part has many messages in a row, which each claim finds first."""
     consumer(q, "all", "true")
     fill(q, range(200))
     slow = connect(autocommit=False)
@@ -121,7 +121,7 @@ def test_what_commits_late_is_there_until_it_is_received_and_no_maintenance_dele
 
 
 def test_what_commits_late_comes_behind_older_messages_of_a_part_that_was_held(q, connect):
-    """Of four parts, a message each in turn. Received messages are read as a range if they form a range."""
+    """The messages go to four parts in turn. A run of received messages is read as one range."""
     slow, holder = connect(autocommit=False), connect(autocommit=False)
     fill(q, range(4))
     assert consume(holder) == "0"
@@ -174,7 +174,7 @@ def test_a_repeatable_read_transaction_is_told_that_it_cannot_consume(q):
 
 @pytest.fixture
 def crowd(connect):
-    """A connection, out of autocommit, to a queue q of which 1,000 messages wait for one of r."""
+    """A connection without autocommit to a queue q, whose 1,000 messages all wait for a message of r."""
     connection = connect(autocommit=False)
     make(connection, "q", "r")
     first = post(connection, 0, "r")
@@ -238,7 +238,7 @@ def test_a_claim_does_not_walk_along_those_whose_time_has_not_come(connect, expi
     )
     assert drain(connection) == []
     fill(connection, range(11))
-    # As for a crowd.
+    # Fix the random numbers: otherwise one claim in a hundred trims the queue, and reads thousands of rows for that.
     connection.execute("select setseed(0.5)")
     connection.commit()
     before = rows_read(connection, "apart")
@@ -249,8 +249,10 @@ def test_a_claim_does_not_walk_along_those_whose_time_has_not_come(connect, expi
 
 @pytest.fixture
 def received_long_ago(connect):
-    """A connection, not in autocommit mode, to a queue q with 1,000 messages. Each was received out of order, and
-    another consumer keeps them in the log."""
+    """A connection without autocommit to a queue q with 1,000 messages.
+
+    Each was received out of order, and another consumer keeps them in the log.
+    """
     connection = connect(autocommit=False)
     make(connection)
     consumer(connection, "idle")

@@ -136,7 +136,7 @@ def test_others_skip_what_is_claimed(db, connection):
 
 
 def test_what_was_met_far_ahead_and_acked_is_not_handed_out_when_its_turn_comes(db, connect):
-    """A message becomes due and is acked out of order, before the consumer's position has reached it."""
+    """The message becomes due and is acked out of order, before the consumer's position has reached it."""
     connection = connect()
     queues.make(connection, parts=1)
     for n in ("far", "further"):
@@ -266,7 +266,7 @@ def test_taking_waits_for_the_batch_that_has_the_message(db, connection, connect
 
 
 class Worker:
-    """Work as a worker of the feed, step by step. The test decides when its claim is committed."""
+    """Do the work of a feed's worker step by step, so that the test decides when its claim is committed."""
 
     def __init__(self, connect):
         self.own, self.claims = connect(autocommit=False), connect(autocommit=False)

@@ -227,7 +227,7 @@ def post_in_turn(db, keys, posted):
 
 
 def work_at_random(db, number, at_work, log, rounds):
-    """Claim a few messages at a time, and fail sometimes. Return the keys that another worker has at the same time."""
+    """Claim a few messages at a time, and sometimes fail. Return the keys that another worker had at the same time."""
     chance, wrong = random.Random(number), []
     while len(log) < len(KEYS) * POSTED and not any(wrong):
         with suppress(ZeroDivisionError), worker(db, chance.randint(1, 6)) as found:
@@ -245,9 +245,11 @@ def work_at_random(db, number, at_work, log, rounds):
 
 
 def campaign(db):
-    """Return what was wrong while posters and workers were at work at once, and the messages as they came.
+    """Let posters and workers work at once.
 
-    The workers claim at their own speed, and wait for each other before they ack.
+    Return the violations of the order, and the messages in the order of receipt.
+
+    Each worker claims at its own speed, and waits for the other workers before it acks.
     """
     at_work, log, rounds = {}, [], threading.Barrier(WORKERS, timeout=30)
     post_in_turn(db, KEYS, (0, POSTED // 2))
@@ -312,7 +314,7 @@ def test_a_queue_that_is_made_anew_keeps_its_order(db, keyed):
 
 
 def test_messages_behind_a_bad_one_of_their_key_wait_until_it_is_a_letter(keyed, db):
-    """Also where they are in another part of the batch that is split: no other worker gets them before."""
+    """They wait even if they are in another part of the batch that is split: no other worker gets them earlier."""
     fill(keyed, "a0", "a1", "b2", "a3")
     plan = Plan(FEED, db, max_batches=None, max_attempts=1)
     done = []

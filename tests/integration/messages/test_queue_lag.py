@@ -55,7 +55,7 @@ def test_the_lag_of_a_backlog_is_an_estimate(db, connection):
 
 @pytest.mark.parametrize("first", ["few", "many"])
 def test_the_estimate_leaves_out_what_a_selector_does_not_want(connection, first):
-    """In either order of posting the messages that it wants and the others."""
+    """The order in which wanted and other messages were posted does not matter."""
     queues.consumer(connection, "few", "(t.data->'n') = 'few'")
     posted = [["few"] * 1500, ["many"] * 9000]
     for numbers in posted if first == "few" else posted[::-1]:

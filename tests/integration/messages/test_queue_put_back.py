@@ -23,7 +23,10 @@ TAKEN_BACK = "message q.1 cannot be put back"
 
 @pytest.fixture
 def retail(q):
-    """A consumer by a selector, that is to receive q.1, which default has received."""
+    """A connection to queue q.
+
+    The consumer default has received message q.1, which the consumer retail is still to receive.
+    """
     consumer(q, "retail", WANTED)
     post(q, 1, kind="retail")
     assert drain(q) == ["1"]

@@ -28,7 +28,8 @@ POSITIONS = "select array_agg(array[part, done] order by part) from mbus.positio
 
 
 def fold(connection, seen=None):
-    """The work that a consumer does once in several hundred messages."""
+    """Do the work that a consumer does once in several hundred messages: raise the level, and fold receipts into
+    positions."""
     connection.execute(RAISE)
     connection.execute(FOLD, [seen])
 
@@ -133,7 +134,7 @@ def test_a_message_that_was_passed_over_while_it_was_held_is_not_received_again_
     make(connection, parts=2)
     fill(connection, range(4))
     assert consume(holder) == "0"
-    # As after 256 messages: message 1 waits apart for its holder.
+    # The fold has taken place, as after 256 messages: message 1 now waits apart for its holder.
     assert one(connection, "select mbus.single$1()") == 3
     assert one(connection, "select array_agg(id) from mbus.apart") == [1]
     holder.commit()
@@ -219,7 +220,7 @@ def test_a_message_that_waits_for_one_received_by_a_receipt_comes(q):
     assert consume(q, queue="r") is None
     assert consume(q) == "1"
     assert one(q, RECEIPTS) == [1]
-    # The others would be looked for now and then.
+    # Other waiting messages would only be found by an occasional search.
     assert one(q, "select count(*) from mbus.wake") == 1
     assert consume(q, queue="r") == "2"
 

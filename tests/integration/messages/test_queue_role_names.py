@@ -17,7 +17,11 @@ pytestmark = pytest.mark.hstore
 
 @pytest.fixture
 def neighbour(db, cluster, connect_to):
-    """Of a database x this is x_post: what is role admin there would be who posts to queue admin here."""
+    """A second database, called x_post if the first is called x.
+
+    In x_post the role that administers all queues would have the same name as the role in x that may post to a queue
+    ``admin``.
+    """
     name = conninfo_to_dict(db)["dbname"] + "_post"
     connection = connect_to(cluster.conninfo())
     connection.execute(f"create database {name} template {TEMPLATE} strategy file_copy")

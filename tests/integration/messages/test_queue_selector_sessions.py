@@ -26,7 +26,7 @@ def q(connect):
 
 @pytest.fixture
 def elsewhere(connect):
-    """A session with other settings."""
+    """A session with other settings than the owner's session."""
     connection = connect()
     connection.execute(ELSEWHERE)
     return connection
@@ -51,7 +51,10 @@ begin
 end
 $$;
 """
-"""Not what it is said to be: so a test knows what a time of a message is compared with."""
+"""A function of the current time that is declared immutable although it is not.
+
+So a test knows to which time a message is compared.
+"""
 
 
 def test_what_matches_in_one_session_matches_in_another(q, elsewhere):

@@ -29,7 +29,7 @@ def singly(connection, name="default"):
 
 
 def look_in_vain(connection):
-    """Receive in vain, as often as it takes to record the state of the log: each call records it in one of four cases."""
+    """Receive in vain until the state of the log is recorded. Each call records it with a chance of one in four."""
     for _ in range(40):
         assert consume(connection) is None
 
@@ -43,7 +43,7 @@ def test_a_look_at_an_empty_queue_costs_the_same_whatever_the_number_of_its_part
         connection = connect(autocommit=False)
         make(connection, parts=parts)
         fill(connection, range(300))
-        # As for a crowd.
+        # Fix the random numbers, so that no claim trims the queue.
         connection.execute("select setseed(0.5)")
         assert len(singly(connection)) == 300
         fill(connection, range(5))
@@ -188,7 +188,7 @@ OTHER_SEEDS = pytest.mark.release("other orders by the same code: each change ru
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=OTHER_SEEDS) for seed in range(2, 6))])
 def test_in_whatever_order_transactions_end_each_message_is_received_once(connect, seed):
-    """Posts, claims of single and many messages, rollbacks and maintenance, by several connections in random order."""
+    """Several connections post, claim single and many messages, roll back, and run maintenance, in random order."""
     chance = random.Random(seed)
     make(connect(), parts=chance.choice([1, 2, 5, 16]))
     selector = chance.choice([None, "t.data -> 'n' <> 'x'"])

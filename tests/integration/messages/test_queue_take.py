@@ -109,7 +109,7 @@ def test_a_message_that_is_being_taken_is_skipped_by_others(connect):
 
 
 def test_a_message_that_was_taken_while_somebody_met_it_does_not_come_again(q, connect):
-    # A consumer with a selector moves its position, and cannot find a message again by its receipt.
+    # A consumer with a selector moves its position beyond the message, and cannot find it again through a receipt.
     consumer(q, "all", "true")
     iid = post(q, 1)
     assert drain(q) == ["1"]

@@ -20,10 +20,14 @@ pytestmark = pytest.mark.hstore
 EACH = 12
 """The number of messages of each producer, or of times at which it posts several messages at once."""
 FEW = (8, 6)
-"""Producers, and consumers: each of them is killed once and rolls back once, so each moment is met many times."""
+"""Numbers of producers and of consumers.
+
+Each of them is killed once and rolls back once, so each moment is met many times.
+"""
 ONE_BY_ONE = pytest.mark.release("the crowd of the mixed test, all in one way")
 SIZES = [(1, 10, 100), pytest.param((1,), marks=ONE_BY_ONE), pytest.param((10, 64), marks=ONE_BY_ONE)]
-"""The number of messages that consumers receive at once: 1, a small batch by receipts, a large batch by whole parts."""
+"""The numbers of messages that consumers receive at once: a single message, a small batch by receipts, or a large
+batch by whole parts."""
 SOON = 10
 """Seconds from the last post until everything is received. On an idle machine it takes less than one second."""
 CROWDS = [FEW, pytest.param((20, 7), marks=pytest.mark.release("many more sessions that do the same"))]
@@ -36,8 +40,11 @@ Reader = tuple[str, str, int]
 
 @dataclass
 class Session:
-    """Transactions. The first with messages is killed before its commit, the second is rolled back, and some later
-    transactions are, too."""
+    """A session that runs transactions.
+
+    Its first transaction with messages is killed before the commit. The second is rolled back, and so are some
+    later transactions.
+    """
 
     conninfo: str
     seed: int
@@ -141,7 +148,7 @@ def run(
 
 
 def wrong(connection: psycopg.Connection, *consumers: str) -> dict[str, int]:
-    """The messages that these consumers together did not receive exactly once each, with how often they were received."""
+    """Return the messages that these consumers together did not receive exactly once, and how often each was received."""
     rows = connection.execute(
         "select n, count(r.n) from posted as p "
         "full join (select n from received where consumer = any (%s)) as r using (n) "
@@ -152,7 +159,7 @@ def wrong(connection: psycopg.Connection, *consumers: str) -> dict[str, int]:
 
 
 def misplaced(connection: psycopg.Connection) -> set[str]:
-    """The pairs whose second message was received first."""
+    """Return the pairs of messages whose second message was received first."""
     rows = connection.execute(
         "select n from received as a join received as b using (n) "
         "where a.consumer = 'q/default' and b.consumer = 'r/default' and a.id > b.id"
@@ -191,7 +198,7 @@ def test_two_selectors_that_complete_each_other_and_default_receive_twice_as_man
 
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_the_second_of_a_pair_never_comes_first(connection, db, crowd):
-    # The first messages are received slowly, and the second messages quickly.
+    # First messages are received slowly and second messages quickly, so that an error in the order would show.
     run(db, [("r", "default", 50), ("r", "default", 10), ("q", "default", 1)], crowd, pairs=True)
     assert wrong(connection, "q/default") == {}
     assert wrong(connection, "r/default") == {}

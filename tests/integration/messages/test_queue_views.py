@@ -12,7 +12,7 @@ pytestmark = pytest.mark.hstore
 
 @pytest.fixture
 def receivers(owner):
-    """The functions behind the views, as calls."""
+    """Return calls of the functions behind the views."""
 
     def found():
         query = (

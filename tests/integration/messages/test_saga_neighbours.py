@@ -29,7 +29,7 @@ def states(connection):
 
 
 def of_the_bad(do):
-    """A handler that calls ``do`` for the first step of the bad saga."""
+    """Return a handler that calls ``do`` for the first step of the bad saga."""
 
     def handler(work, kept):
         return do(work, kept) if "bad" in work.data and work.step == "room" else note(work, kept)
@@ -94,7 +94,7 @@ BAD_ANSWERS = {
 
 
 def test_an_answer_that_cannot_be_kept_is_a_failure_of_its_step(db, connection):
-    """Each answer is given in its own saga. Another saga, without a failing step, is behind them."""
+    """Each answer is given in a saga of its own. Another saga, whose steps succeed, waits behind them."""
     answers = list(BAD_ANSWERS)
     for number in range(len(answers)):
         start_saga(connection, TOUR, {"bad": str(number)})

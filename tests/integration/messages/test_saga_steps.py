@@ -24,7 +24,7 @@ def saga(connection):
 
 
 def states(connection, saga):
-    """The state of each step."""
+    """Return the state of each step of a saga."""
     return dict(connection.execute("select step, state from mbus.saga_steps(%s)", [saga]).fetchall())
 
 
@@ -33,7 +33,7 @@ def latest(connection, *names, most=100):
 
 
 def answering(**answers):
-    """A handler that gives this answer for these steps, and does the others."""
+    """Return a handler that gives these answers for some steps, and does the others."""
     return lambda work, _: answers.get(work.step) if work.kind == "step" else None
 
 

@@ -35,8 +35,10 @@ OPEN = "select count(*) from mbus.saga where state in ('forward', 'rolling back'
 
 @dataclass
 class Worker:
-    """Handles any ready message, and counts the outcomes. It kills a handler, perhaps itself, at each moment once and
-    then at random."""
+    """Handles any ready message, and counts the outcomes.
+
+    At each moment it kills a handler, perhaps itself, once, and later at random.
+    """
 
     db: str
     seed: int

@@ -33,7 +33,7 @@ def one(connection, query):
 
 
 def nothing():
-    """A valid check constraint."""
+    """A check of the results that always passes."""
 
 
 def source_of(connection):
@@ -121,7 +121,7 @@ def test_what_is_safe_is_done_without_a_rewrite_and_without_a_scan(results, part
         "at": "timestamp(3) without time zone",
     }
     assert (one(results, FILES), scans) == (files, [0, 0, 0])
-    # The test would notice either.
+    # The figures of this test would show a scan, and a rewrite.
     with scans_counted():
         results.execute("alter table copies.t add check (n > 0)")
     assert scans[-1] > 0

@@ -54,7 +54,10 @@ def test_an_application_may_stage_nothing(connection: Connection) -> None:
 
 
 def test_of_two_applications_on_one_attempt_the_last_that_finished_counts(connection: Connection) -> None:
-    """The first attempt seemed lost, so its task was retried. Its staged results are dropped with other leftovers."""
+    """The task was retried because its first application seemed lost.
+
+    The results of the first are dropped with other leftovers.
+    """
     staged_by_an_application(connection, (1, 10))
     staged_by_an_application(connection, (1, 11))
     merge_kept(connection, BATCH)
@@ -65,7 +68,7 @@ def test_of_two_applications_on_one_attempt_the_last_that_finished_counts(connec
 
 @pytest.mark.parametrize("other", [{"attempt": 1}, {"id": "batch-2"}, {"attempt": 20}, {"version": 7}])
 def test_what_another_attempt_staged_is_not_merged(connection: Connection, other: dict[str, Any]) -> None:
-    """The version is that of a batch that became a dead letter, and was sent again under the same id."""
+    """The attempt has another version if its batch became a dead letter that was sent again under the same id."""
     staged_by_an_application(connection, (1, 10), batch=replace(BATCH, **other))
     with pytest.raises(
         BatchNotFinished, match="no application has staged results for attempt 2 on batch batch-1"
@@ -74,7 +77,7 @@ def test_what_another_attempt_staged_is_not_merged(connection: Connection, other
 
 
 def test_what_a_crash_has_emptied_is_not_taken_for_no_results(connection: Connection) -> None:
-    """A crash of the server empties unlogged tables."""
+    """After a crash of the server, unlogged tables such as staging tables are empty."""
     staged_by_an_application(connection, (1, 10))
     for (table,) in rows_of(connection, "select name from pgchange.staged_tables()"):
         connection.execute(f"truncate pgchange_staging.{table}")
@@ -85,7 +88,7 @@ def test_what_a_crash_has_emptied_is_not_taken_for_no_results(connection: Connec
 def test_a_manifest_that_another_role_wrote_is_not_followed(
     connection: Connection, role: Callable[[str], Role]
 ) -> None:
-    """A forged manifest would choose what is merged into which table, with the rights of the role that acks."""
+    """Otherwise a forged manifest could choose what is merged into which table, with the rights of the role that acks."""
     stranger = role("stranger").name
     connection.execute(f"grant usage, create on schema pgchange_staging to {stranger}")
     connection.execute(f"set role {stranger}")
@@ -99,7 +102,7 @@ def test_a_manifest_that_another_role_wrote_is_not_followed(
 
 
 def test_the_slower_of_two_acks_at_once_merges_nothing(connection: Connection, connect: Connect) -> None:
-    """Workers of a queue do not exclude each other."""
+    """Two acks can meet because the workers of a queue do not lock each other out."""
     staged_by_an_application(connection, (1, 10))
     faster, slower = connect(autocommit=False), connect()
     merge_kept(faster, BATCH)

@@ -51,7 +51,10 @@ THEIRS = "select format('%I.%I', schemaname, tablename) from pg_tables where sch
 
 @pytest.fixture
 def results(shared_results):
-    """The same. The tables that a test creates and stages are dropped after it."""
+    """A connection to the shared database of the results.
+
+    The tables that a test creates and stages are dropped after it.
+    """
     yield shared_results
     tables = [name for (name,) in shared_results.execute(THEIRS).fetchall()]
     if tables:
@@ -123,7 +126,7 @@ KEYS = [
 def test_keys_that_their_column_would_round_to_one_are_refused_each_alone(
     results, mode, column, staged, values
 ):
-    """In one batch, two such keys would be one key that comes twice. In two batches they would be the same row."""
+    """In one batch, such keys would be one key that comes twice. In two batches they would name the same row."""
     results.execute(f"create table public.keyed (k {column} primary key, n int)")
     for value in values[1:]:
         rounded = stage(results, "public.keyed", ["k"], mode, {"k": staged, "n": "integer"}, [(value, 1)])

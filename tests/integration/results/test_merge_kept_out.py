@@ -15,7 +15,7 @@ SUPPRESS = "create trigger same before update on items for each row execute func
 
 
 def trigger(connection, body, when="insert", table="items", name="guard"):
-    """A trigger before each row that is written."""
+    """Create a row-level trigger with this body."""
     connection.execute(
         f"create function public.{name}() returns trigger language plpgsql as $$ begin {body} end $$; "
         f"create trigger {name} before {when} on {table} for each row execute function public.{name}()"

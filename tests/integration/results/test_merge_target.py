@@ -29,7 +29,7 @@ def test_a_violated_constraint_names_target_and_row(results):
 
 
 def refusing(connection, body):
-    """A target whose trigger does not let a row in."""
+    """Create a target whose trigger refuses a row."""
     connection.execute(
         f"create table public.guarded (id bigint primary key); create function guard() returns trigger language "
         f"plpgsql as $$ begin {body}; return new; end $$; "

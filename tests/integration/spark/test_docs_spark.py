@@ -26,7 +26,7 @@ airflow_home.prepare()
 
 PAGE = "docs/how-to/spark.md"
 ADDED = {"README.md": [("ann", 70), ("bob", 50)], PAGE: [("ann", 100), ("bob", 50)]}
-"""The balances after the tutorial's payments. The guide's example leaves out payments of negative amounts."""
+"""The balances after the tutorial's payments. The example of the guide leaves out payments with negative amounts."""
 
 
 def test_the_dag_of_the_guide_has_its_function_as_a_task() -> None:
@@ -95,7 +95,7 @@ def test_the_guide_says_what_executors_need_and_what_needs_none() -> None:
     "whole", [False, pytest.param(True, marks=pytest.mark.release("seconds: all of PySpark is compiled"))]
 )
 def test_the_commands_of_the_guide_put_bytecode_into_the_zip_that_executors_import(tmp_path, whole) -> None:
-    """A release uses Spark's own zip, other runs a zip with only the module that starts on executors."""
+    """In a release this is Spark's own zip, in other runs a zip with only the module that starts on executors."""
     library = tmp_path / "python" / "lib"
     library.mkdir(parents=True)
     zipped = Path(shutil.copy(Path(str(pyspark.__file__)).parent / "python/lib/pyspark.zip", library))

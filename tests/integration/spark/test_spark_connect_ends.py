@@ -85,7 +85,7 @@ def test_a_lost_connection_ends_the_application_and_what_it_has_on_the_server(
 
     def cut():
         is_at_work(connect_server)
-        # Between two of the short pings of the operator.
+        # The operator is between two of its short pings.
         until(
             connect(),
             "select count(pg_terminate_backend(pid)) > 0 from pg_stat_activity where application_name = 'airline' "
@@ -135,8 +135,8 @@ def proxy(connect_server, monkeypatch):
 def test_a_batch_whose_server_is_cut_off_is_kept_by_nobody_and_the_next_try_goes_on_with_it(
     operator, ledger, connect_server, proxy, tmp_path, monkeypatch
 ):
-    """A minute: Spark's client retries for that long if the server answered before."""
-    # The server would continue with it, and other tests need the CPU.
+    """Takes a minute: Spark's client retries for that long if the server has answered before."""
+    # The server would go on with the query for an hour and take CPU from other tests, so let it end after seconds.
     busy = BUSY.replace("3600000L", "10000L")
     assert busy != BUSY
     cutter = threading.Thread(target=lambda: (is_at_work(connect_server), proxy.close()))
@@ -194,7 +194,7 @@ def test_no_secret_is_on_a_command_line_in_a_log_or_where_the_server_tells_what_
 
 
 def look_at_command_lines(seen, ended):
-    """Add the command line of each process to ``seen``, and then those of new processes."""
+    """Record the command lines of all processes, and go on with those of new processes until ``ended``."""
     old = set()
     while not ended.wait(0.02):
         found = set(Path("/proc").glob("[0-9]*"))
@@ -212,7 +212,8 @@ def test_what_forks_applications_ends_with_the_process_that_it_is_kept_for(conne
     with subprocess.Popen(["sleep", "3600"]) as keeper:
         try:
             for _ in range(2):
-                # Each has a session of its own. The end of the first may close its session when the second has begun.
+                # Each application has its own session. The end of the first may close its session after the second has
+                # begun.
                 asked = Application(str(application), connect_server.remote, environment=dict(os.environ))
                 fork_client.start(asked, keeper.pid).wait(said.append)
             sockets = list(fork_client._folder().glob(f"{keeper.pid}-*"))

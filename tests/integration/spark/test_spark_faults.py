@@ -36,7 +36,7 @@ def planes(connect):
 
 
 def counted_wrong(batch):
-    """The batch as if the claim had counted one more change than can be read."""
+    """Return the batch with a count that is one too high, as if the claim had counted a change that nobody can read."""
     first, *others = batch.slices
     more = dataclasses.replace(first, count=first.count + 1)
     return dataclasses.replace(batch, count=batch.count + 1, slices=(more, *others))

@@ -30,14 +30,17 @@ COLUMNS = {
     "mood": ("mood", "mood"),
     "brief": ("text", "brief"),
 }
-"""By column: its key type and its type."""
+"""The key columns: the type of the key and the type of the column, by the column's name."""
 TYPES = [kind for kind, _ in COLUMNS.values()]
 KEYS = list(COLUMNS)
 UUID = "c3b0a4ce-0000-4000-8000-00000000000"
 
 
 def row(n, mood="sad"):
-    """Return the key of row n. It has texts that a comma, a quote, a space, an era or a time zone offset could break."""
+    """Return the key of row n.
+
+    It has values with commas, quotes, spaces, eras and time zone offsets, on which a wrong parser would fail.
+    """
     return (
         n, f"{UUID}{n}", f' "é,{n}', f"a{n}", f"n{{{n}", f"{n}.5", f"-0.00{n}", f"004{n}-03-15 BC",
         f"2024-11-03 01:30:00.12{n}+00", f"2024-03-10 02:30:00.00000{n}", f"0{n}:00:00", f"\\x00{n}f",
@@ -79,7 +82,7 @@ def test_a_mirror_by_a_key_of_every_type_follows_its_table(db, tables, monkeypat
     monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", small)
     put(tables, "source", [row(1), row(2), row(5, "happy")], "new")
     put(tables, "copy", [row(2), row(3), row(4)], "old")
-    # The columns of the sixth key hold no such values, so it is of another table.
+    # The values of this id do not fit the columns of the mirror's key, so the id belongs to another table.
     foreign = (2**40, *row(6)[1:])
     given(tables, [row(1), row(2), row(2), row(3), row(5, "happy"), foreign])
     with job_of(db, TYPES, 6) as job:

@@ -21,7 +21,10 @@ from tests.tubes import make
 
 @pytest.fixture(scope="module")
 def ascii_template(cluster):
-    """The name of a database that takes any bytes for text, to be copied: to install our schemas takes longer."""
+    """The name of a database whose encoding accepts any bytes as text, for tests to copy.
+
+    Installing our schemas takes longer.
+    """
     name = "any_bytes"
     with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
         connection.execute(f"create database {name} template template0 encoding 'SQL_ASCII' locale 'C'")
@@ -33,7 +36,7 @@ def ascii_template(cluster):
 
 @pytest.fixture
 def ascii_db(cluster, ascii_template):
-    """A database that takes any bytes for text."""
+    """A database whose encoding accepts any bytes as text."""
     yield from database(cluster, ascii_template)
 
 

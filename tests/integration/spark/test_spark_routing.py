@@ -19,7 +19,10 @@ from tests.spark_session import batch_of, track
 from tests.waiting import sleeps, until
 
 IDS = [*range(1, 101), *range(1951, 2051), *range(3001, 3101)]
-"""Ids whose buckets are in both replicasets, some with two rows. Some are in no bucket if the id itself is the bucket."""
+"""Ids whose buckets are in both replicasets.
+
+Some ids have two rows. Some are in no bucket if the id itself is used as the bucket.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def spread(db, primaries):
 
 @pytest.fixture
 def followed(db, primaries):
-    """The same, and r1 has a standby that a test may promote."""
+    """The same accounts, and a standby of r1 that a test may promote."""
     with standbys_of(primaries, "r1") as standbys:
         found = replicasets(db, primaries, standbys)
         found.put(IDS)
@@ -48,7 +51,7 @@ def followed(db, primaries):
 
 @pytest.fixture
 def mortal(server, db):
-    """The same on new clusters, and r1 has a standby."""
+    """The same accounts and a standby of r1, on new clusters that a test may destroy."""
     with two_primaries(server) as primaries, standbys_of(primaries, "r1") as standbys:
         found = replicasets(db, primaries, standbys)
         found.put(IDS)
@@ -118,7 +121,7 @@ def test_what_an_instance_keeps_of_buckets_that_it_has_lost_is_not_read(db, spre
 
 
 class Reads:
-    """Counts the reads of instances that ended early, and calls functions before and after each read."""
+    """Counts the reads of instances that ended early, and calls a function before and after each read."""
 
     def __init__(self, monkeypatch, before=lambda number: None, after=lambda number: None):
         self.begun, self.lost = 0, 0

@@ -26,13 +26,13 @@ ROWS = Rows("staged", ("id",))
 
 @pytest.fixture
 def staged(connection):
-    """The name of a staging table."""
+    """Create a staging table, and return its name."""
     connection.execute(f"create table {SCHEMA}.staged ({ATTEMPT} bigint, id bigint)")
     return "staged"
 
 
 def batches(between):
-    """Two record batches, and what happens between them."""
+    """Yield two record batches, and call ``between`` between them."""
     yield pa.RecordBatch.from_pydict({"id": [1]})
     between()
     yield pa.RecordBatch.from_pydict({"id": [2]})
@@ -58,7 +58,7 @@ def test_a_write_to_a_server_that_falls_silent_ends(db, proxy, staged):
 
 
 def test_a_read_of_a_server_that_began_anew_meanwhile_ends(own_cluster):
-    """This takes as long as starting the server."""
+    """Takes as long as the start of a server."""
     with proxy_before(own_cluster.port) as proxy:
 
         def begin_anew():

@@ -32,7 +32,7 @@ BATCH = Batch(
 
 @pytest.fixture
 def handed(tmp_path, monkeypatch):
-    """A submission's environment in this process."""
+    """Set the environment of a submission in this process."""
     environment = submit.environment(
         BATCH, FEED, f"host=a password={SECRET}", f"host=b password={SECRET}", tmp_path / "manifest.json"
     )

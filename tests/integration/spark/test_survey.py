@@ -53,9 +53,9 @@ THEN = sql.SQL("; ")
     [0, pytest.param(TABLES, marks=pytest.mark.release("Spark mirrors two hundred tables one by one"))],
 )
 def test_nearly_all_tables_of_the_survey_are_captured_read_and_mirrored(db, connection, count, capsys):
-    """Tables are created, attached three times, written and read: one of each shape, in a release two hundred.
+    """Create, attach three times, write and read tables: one of each shape, in a release two hundred.
 
-    In a release Spark mirrors all of them, otherwise those of three lists of types.
+    In a release Spark mirrors all of them, otherwise those with three lists of key types.
     """
     found = captured(connection, count)
     with capsys.disabled():
@@ -141,7 +141,7 @@ def feeds(connection):
 
 
 def keys(connection, taken, steps):
-    """The texts of the keys of the tables' rows at some steps, sorted, by the types of the keys."""
+    """Return the texts of the keys of the tables' rows after some steps, sorted, by the types of the keys."""
     shown = dict(
         connection.execute("select place, (types, shown) from capture where kind = 'tubes'").fetchall()
     )

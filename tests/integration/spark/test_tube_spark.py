@@ -95,7 +95,7 @@ def test_the_ids_that_no_longer_exist_are_told(db, planes, path):
 
 @pytest.fixture
 def shards(connect):
-    """The same table in two schemas, whose ids are the same."""
+    """Two tables of the same name and with the same ids, in two schemas."""
     connection = connect()
     make(connection)
     for name in ("sh0001", "sh0002"):
@@ -161,7 +161,7 @@ def test_a_feed_without_shards_says_so(db, connect):
 
 @pytest.fixture
 def two_keys(connect):
-    """Two tables of one shard, whose ids are of two sizes, and their copies."""
+    """Two tables under one shard whose ids have different integer types, and their copies."""
     connection = connect()
     connection.execute("create schema copies")
     make(connection)
@@ -209,7 +209,7 @@ def test_an_attached_tables_mirror_has_the_key_and_the_shard_of_the_table(db, pl
 
 
 def test_a_standby_that_lags_is_asked_when_it_knows_of_the_batch(own_cluster, own_database, connect_to):
-    """The first batch is of a table that was just attached, the second of a column that was just added."""
+    """The first batch comes from a table that was just attached, the second has a column that was just added."""
     connection = connect_to(own_database)
     make(connection)
     connection.execute(

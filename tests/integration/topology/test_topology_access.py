@@ -120,7 +120,10 @@ def test_who_says_much_at_once_over_tls_is_understood(db, catalogue, secured):
 
 
 BURSTS = range(120, 150)
-"""One of them ends a little short of whole records of TLS, as long as OpenSSL makes them."""
+"""Numbers of changes in a burst.
+
+One of the bursts ends shortly before the end of a record of TLS, as OpenSSL makes them.
+"""
 WAIT_ON_THE_SOCKET_ALONE = """
 import select, sys, psycopg
 heard = []

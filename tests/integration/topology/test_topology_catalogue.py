@@ -44,7 +44,7 @@ ALONE = """
 
 @contextmanager
 def asleep(relay, database):
-    """The relay sleeps meanwhile, and has sent no query."""
+    """Stop the relay's process for the block, at a moment when no query of the relay is running."""
     os.kill(relay.pid, signal.SIGSTOP)
     try:
         with psycopg.connect(database, autocommit=True) as connection:

@@ -51,7 +51,8 @@ LONG = "-" * 1000
 
 
 def many_buckets(connection):
-    """Some megabytes of events, more than the buffers between a relay and its client. Their owners have long names."""
+    """Change many buckets with long owners' names: some megabytes of events, more than the buffers between relay and
+    client hold."""
     connection.execute("delete from topology._pico_bucket")
     for name in ("l1", "l2"):
         connection.execute("select topology.add_replicaset(%s, uuid => %s)", [name, name + LONG])
@@ -124,7 +125,7 @@ def test_who_takes_changes_slowly_holds_up_nobody_and_hears_them_all(db, catalog
         quick.topology.rebuild()
         assert quick.topology.owner("default", 12_000) == "l2" + LONG
         told, last = bytearray(), re.compile(rb'"start": ?12000')
-        # When megabytes arrive in small pieces, only the end of the buffer is searched again.
+        # Megabytes come in small pieces, so search only the end of the buffer again.
         while not last.search(told, max(0, len(told) - 65536 - 20)):
             piece = slow.recv(65536)
             assert piece

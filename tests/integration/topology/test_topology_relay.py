@@ -163,7 +163,7 @@ def test_what_does_nothing_is_answered_as_postgresql_answers_it(relay, catalogue
         for statement in NO_OPS:
             seen = []
             for one in (asked, server):
-                # With a parameter format that is not the default psycopg sends it by the extended protocol.
+                # If a parameter's format is not the default, psycopg uses the extended query protocol.
                 one.execute(statement, binary=cursor is psycopg.RawCursor or None)
                 columns = [(c.name, c.type_code) for c in one.description or ()]
                 seen.append((one.statusmessage, columns, one.fetchall() if columns else []))
