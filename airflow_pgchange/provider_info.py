@@ -11,6 +11,7 @@ GUIDES = (
     "how-to/install",
     "how-to/copy",
     "how-to/report",
+    "how-to/work-queue",
     "how-to/commit-queue",
     "how-to/tubes",
     "how-to/events",

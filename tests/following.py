@@ -117,7 +117,7 @@ class Reader:
             try:
                 for dag in made:
                     self._run(dag)
-            except (psycopg.Error, ValueError) as error:
+            except (psycopg.Error, LookupError) as error:
                 failures += 1
                 self.failures.append(type(error))
                 if failures == self.attempts:
@@ -144,7 +144,7 @@ class Reader:
         return functools.reduce(lambda made, pair: made.replace(*pair), self._replaced, text)
 
     def _sh(self, example: str) -> str:
-        """Run our commands, and check that Airflow has the others."""
+        """Run our commands, and check that Airflow has the others. The output names the role as the page does."""
         self._printed()
         for line in example.splitlines():
             program, *arguments = shlex.split(line, comments=True) or [""]
@@ -157,7 +157,7 @@ class Reader:
                     args.func(args)
             else:
                 assert program in {"airflow-pgchange", "", *ELSEWHERE}
-        return self._printed()
+        return self._printed().replace(f"by {self.database.info.user}", "by shop")
 
     def _sql(self, example: str) -> str:
         """Run statements, and show the rows of the last statement with rows, with ``|`` between cells as in ``psql``."""

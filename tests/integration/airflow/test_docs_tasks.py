@@ -32,6 +32,7 @@ def follow(
 
     def follow(page: str, *replaced: tuple[str, str]) -> Reader:
         reader = Reader(connect(), tmp_path, lambda: capsys.readouterr().out, replaced)
+        reader.attempts = 3
         reader.follow((HOW_TO / f"{page}.md").read_text())
         return reader
 
@@ -42,3 +43,9 @@ def follow(
 def test_a_recipe_shows_what_its_reader_sees(page: str, follow: Follow) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
     assert follow(page).failures == []
+
+
+@pytest.mark.hstore
+def test_the_bad_message_of_the_page_is_set_aside(follow: Follow) -> None:
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
+    assert follow("work-queue").failures == [KeyError] * 2
