@@ -11,6 +11,7 @@ GUIDES = (
     "how-to/install",
     "how-to/copy",
     "how-to/report",
+    "how-to/call",
     "how-to/work-queue",
     "how-to/commit-queue",
     "how-to/tubes",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -123,8 +124,9 @@ class Reader:
                 if failures == self.attempts:
                     return
                 continue
-            if not self._ready():
+            if not self._left():
                 return
+            time.sleep(0.02)
 
     def _run(self, dag: DAG) -> None:
         for task in dag.topological_sort():
@@ -134,11 +136,10 @@ class Reader:
                 finally:
                     self.logged += [call.args[0] % call.args[1:] for call in info.call_args_list]
 
-    def _ready(self) -> int:
-        (ready,) = self.database.execute(
-            "select coalesce(sum(ready), 0) from pgchange.status()"
-        ).fetchone() or (0,)
-        return int(ready)
+    def _left(self) -> bool:
+        """Whether changes are ready, or will be."""
+        left = "select coalesce(sum(ready + waiting), 0) > 0 from pgchange.status()"
+        return self.database.execute(left).fetchone() == (True,)
 
     def _here(self, text: str) -> str:
         return functools.reduce(lambda made, pair: made.replace(*pair), self._replaced, text)

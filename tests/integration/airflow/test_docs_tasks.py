@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.airflow_metadata import take_migrated
 from tests.following import Reader
 from tests.ledger import Connect
 from tests.readme import ROOT
+from tests.web import Request, receiving
 
 HOW_TO = ROOT / "docs" / "how-to"
 Follow = Callable[..., Reader]
@@ -49,3 +51,21 @@ def test_a_recipe_shows_what_its_reader_sees(page: str, follow: Follow) -> None:
 def test_the_bad_message_of_the_page_is_set_aside(follow: Follow) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
     assert follow("work-queue").failures == [KeyError] * 2
+
+
+def test_the_service_of_the_page_gets_each_order(follow: Follow) -> None:
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
+    tried: list[str] = []
+
+    def answer(request: Request) -> int:
+        customer = json.loads(request.body)["customer"]
+        tried.append(customer)
+        return 503 if customer == "eve" and tried.count("eve") <= 3 else 200
+
+    with receiving(answer) as (port, requests):
+        shown, here = "https://crm.example.com/", f"http://127.0.0.1:{port}/"
+        follow("call", (shown, here), ("(10, 60)", "(0.01, 0.01)"))
+    assert sorted(tried) == ["ann", "bob", "eve", "eve", "eve", "eve"]
+    keys = {request.headers["idempotency-key"] for request in requests}
+    assert len(keys) == 3
+    assert json.loads(requests[0].body) == {"customer": "ann", "order_id": 1}
