@@ -24,14 +24,14 @@ from tests.command_line import parsed
 from tests.readme import FENCE, statements
 
 ELSEWHERE = {".", "export", "pip", "psql", "python3", "rm"}
-"""Programs of others, and commands of the shell, that are left out."""
+"""Programs that are not ours, and commands of the shell. They are not run."""
 CHANGING = re.compile(
     r"[0-9a-f]{8}-[0-9a-f-]{27}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+ (?:ms|s)\b|\b\d+\.\d+\b"
 )
-"""Ids, times, ages and durations differ from run to run."""
+"""Parts of the output that differ from run to run: ids, times, ages and durations."""
 RULE = re.compile(r"[-+= ]*|\(\d+ rows?\)")
 ROUNDS = 10
-"""Runs of each DAG, at most, until nothing is ready."""
+"""The maximum number of runs of each DAG until nothing is ready."""
 
 
 def cells(shown: str) -> list[list[str]]:
@@ -51,7 +51,7 @@ def cells(shown: str) -> list[list[str]]:
 
 
 def examples(text: str) -> Iterator[tuple[str, str, str | None]]:
-    """Each example of a text with its language, and the text that the page shows behind it."""
+    """Return each example of a text: its language, its content, and the output that the page shows after it."""
     found: Sequence[tuple[str, str]] = FENCE.findall(text)
     for (language, example), (following, shown) in zip_longest(found, found[1:], fillvalue=("", "")):
         if language != "text":
@@ -59,7 +59,7 @@ def examples(text: str) -> Iterator[tuple[str, str, str | None]]:
 
 
 def dags(file: Path) -> Sequence[DAG]:
-    """The DAGs that a file makes by decorated functions."""
+    """Return the DAGs that a file creates by decorated functions."""
     names: dict[str, Any] = {"__name__": "page"}
     exec(file.read_text(), names)
     return [
@@ -107,7 +107,7 @@ class Reader:
             assert notice in self.notices
 
     def looks(self, example: str) -> bool:
-        """Whether an example asks for results of the DAGs."""
+        """Whether an example shows results of the DAGs, so that they must have run before."""
         return example.startswith("select") or " status " in example
 
     def wait(self) -> None:

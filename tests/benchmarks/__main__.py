@@ -1,7 +1,7 @@
-"""`make bench`: every figure as a median, ratios side by side in one run; exits 1 where a goal was missed.
+"""Run the benchmarks for `make bench`: ``python -m tests.benchmarks [NAME ...]``.
 
-Names of benchmarks may be given: ``python -m tests.benchmarks capture queue``. The server is the system's PostgreSQL, or
-with ``SERVER=18`` one of that major version with contrib.
+Figures are medians, and ratios compare measurements that take turns in one run. The exit code is 1 if a figure misses
+its goal. The server is the system's PostgreSQL. ``SERVER=18`` chooses a server of that major version with contrib.
 """
 
 from __future__ import annotations

@@ -16,7 +16,10 @@ from tests.benchmarks.measure import Report, section, wall
 FEW = 2000
 TIMES = 4
 SHORT = 0.02
-"""The minimum time of a measurement in seconds. In shorter times fixed costs hide the cost of the changes."""
+"""The minimum duration of a measurement in seconds.
+
+In a shorter one, fixed costs would hide the cost of the changes.
+"""
 
 
 BURSTS = (

@@ -66,7 +66,10 @@ def _inserting(connection: psycopg.Connection, name: str, rows: int) -> Callable
 
 
 def _compare(connection: psycopg.Connection, report: Report, *tables: str) -> None:
-    """Report what capture adds. ``tables``: with a bigint and with another key, each uncaptured and captured."""
+    """Report what the capture adds.
+
+    ``tables`` are a plain and a captured table with a bigint key, and both with another key.
+    """
     for rows in GOALS:
         figures = side_by_side(5, *(_inserting(connection, table, rows) for table in tables))
         plain, tracked, other, captured = (statistics.median(each) for each in figures)
@@ -79,7 +82,7 @@ def _compare(connection: psycopg.Connection, report: Report, *tables: str) -> No
 def _other_ids(
     connection: psycopg.Connection, report: Report, name: str, columns: str, types: list[str]
 ) -> None:
-    """Report the same of tubes, with new tables."""
+    """Report the same figures for tubes, with new tables."""
     tables: list[str] = []
     for key, its_columns, its_types in (("number", BIGINT, ["bigint"]), (name, columns, types)):
         untouched, touching = f"untouched_{key}_{name}", f"touching_{key}_{name}"

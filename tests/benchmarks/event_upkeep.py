@@ -27,18 +27,23 @@ SETTINGS = {
     "future_intervals_to_create": "20 seconds",
 }
 GOAL = 0.8
-"""The least share of the median second's events that publishers must reach in their slowest second during maintenance."""
+"""The goal: in their slowest second during maintenance, publishers must reach this share of the events of the median
+second."""
 
 
 def run(conninfo: str, report: Report) -> None:
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        # First, as what it writes would be written back beside the others' fsyncs.
+        # Measure maintenance first: the other benchmark's dirty pages would otherwise be written back beside its
+        # fsyncs.
         upkeep(connection, conninfo, report)
         mutations(connection, report)
 
 
 def upkeep(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
-    """Publishers at full speed, a dispatcher, and partitions of two seconds: every run makes, empties and drops some."""
+    """Run maintenance beside publishers at full speed and a dispatcher.
+
+    Partitions are two seconds long, so each run creates, empties and drops some.
+    """
     for table in ("events", "dispatched"):
         connection.execute(f"truncate pgmb.{table}, pgmb.published")
         for (part,) in connection.execute(
@@ -68,7 +73,10 @@ def upkeep(connection: psycopg.Connection, conninfo: str, report: Report) -> Non
 
 
 def slowest(conninfo: str, runs: Collection[int], told: list[str]) -> float:
-    """The events of the publishers' slowest second, as a share of the median second, with maintenance in some seconds."""
+    """Return the events of the slowest second as a share of the median second.
+
+    Maintenance runs in the seconds ``runs``.
+    """
     stop = multiprocessing.Event()
     counts = [multiprocessing.Array("q", SECONDS + 1) for _ in range(WRITERS)]
     with psycopg.connect(conninfo, autocommit=True) as connection:

@@ -27,14 +27,16 @@ CASES = (
     (100, 1000, 100_000, 0.55, 0.55),
     (100, 100, 50_000, 0.3, 0.55),
 )
-"""The events in a transaction of the publisher, the maximum in a batch of the consumer, the total, and the goals. There
-is a goal for the feed, whose claim and ack are durable commits, and a goal for the cursor."""
+"""Cases: events in a transaction of the publisher, maximum of a batch of the consumer, events in all, and two goals.
+
+The first goal is for the feed, whose claim and ack are durable commits. The second goal is for the cursor.
+"""
 DISPATCHED, CHUNKS = 10_000, 5
 TOPICAL = "s.params @> jsonb_build_object('topic', e.topic)"
 COLUMNS = "topic varchar(255) not null, payload jsonb not null, metadata jsonb not null default '{}'"
 ROWS_A_PAGE = 7
 JOBS = 1000
-"""Of procrastinate, which takes each by itself: enough for a rate."""
+"""The number of procrastinate's jobs. Its worker takes each job by itself, and these are enough for a rate."""
 
 
 def run(conninfo: str, report: Report) -> None:
@@ -46,7 +48,7 @@ def run(conninfo: str, report: Report) -> None:
 
 
 def copied_in(connection: psycopg.Connection[Any], table: str, batch: int, events: int) -> None:
-    """``events`` rows, a transaction for each batch."""
+    """Copy this number of events into a table, a batch in each transaction."""
     data = f"t\t{PAYLOAD}\n".encode() * batch
     with connection.cursor() as cursor:
         for _ in range(events // batch):
@@ -151,7 +153,7 @@ def by_feed(conninfo: str, limit: int, events: int) -> int:
 
 
 def by_cursor(conninfo: str, limit: int, events: int) -> int:
-    """Do the same as a task that holds a group for its handlers, or as a reader by SQL."""
+    """Read the events as a task does that holds a group for its handlers, or as a reader by SQL does."""
     found, query = 0, f"select * from pgmb.read_next_events('bench', null, {limit}, peek => true)"
     with psycopg.connect(conninfo, autocommit=True, prepare_threshold=None) as connection:
         connection.execute("select pg_advisory_lock(pgmb.lock_key('bench'))")

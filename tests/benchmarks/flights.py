@@ -26,7 +26,10 @@ WARMING = 20
 def written(
     connection: psycopg.Connection, op: str, rows: int, statements: int, table: str, *, emptied: str
 ) -> Cost:
-    """The cost of this number of statements on a table. ``emptied``: earlier statements were captured."""
+    """Return the cost of this number of statements on a table.
+
+    ``emptied`` is a table with what was captured of earlier statements. It is emptied first.
+    """
     connection.execute(f"truncate {table}")
     connection.execute(f"truncate {emptied}")
     if op != "insert":

@@ -16,15 +16,17 @@ from tests.benchmarks.measure import Report, cost_of, section
 from tests.benchmarks.watch import consumers, milliseconds_a_feed, workers
 
 FEEDS, PARTITIONS, WIDTH = 50, 1_000, 20
-"""Idle consumers, partitions of the commit queue that come after their last commit, and transactions of each."""
+"""The numbers of idle consumers, of partitions of the commit queue after their last commit, and of transactions in
+each."""
 MESSAGES = 100_000
-"""Messages that no selector matches."""
+"""The number of messages that no selector matches."""
 NOTES = 17_280
-"""The samples of a day: one every five seconds."""
+"""The number of samples of a day, one every five seconds."""
 A_LOOK = 0.3
-"""Milliseconds of CPU for a look at an idle worker of a tube."""
+"""The goal: milliseconds of CPU for the check of an idle worker of a tube."""
 EVENTS, DAYS, SECONDS = 200_000, 100, 1.0
-"""Events that a group has not read, the partitions in which they are, and the longest that health takes."""
+"""The number of events that a group has not read, the number of partitions with these events, and the goal for
+health in seconds."""
 
 
 def run(conninfo: str, report: Report) -> None:
@@ -43,7 +45,7 @@ def number(connection: psycopg.Connection, query: str) -> int:
 
 
 def partitions(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
-    """Consumers whose branch had no commits for many partitions, which are full of commits of another branch."""
+    """Measure consumers whose branch has no commits in many partitions that are full of another branch's commits."""
     for (partition,) in connection.execute("select relid from revision.partitions()").fetchall():
         connection.execute(f"drop table {partition}")
     xmax = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
@@ -82,7 +84,7 @@ def partitions(connection: psycopg.Connection, conninfo: str, report: Report) ->
 
 
 def selectors(connection: psycopg.Connection, report: Report) -> None:
-    """A consumer of messages whose selector matches none of them, so nothing wakes it."""
+    """Measure a consumer of messages whose selector matches no message, so that nothing wakes it."""
     connection.execute("select mbus.create_queue('unwanted', 16)")
     connection.execute(
         "select mbus.create_consumer('none', 'unwanted', %s)", ["(t.properties -> 'kind') = 'rare'"]
@@ -99,7 +101,7 @@ def selectors(connection: psycopg.Connection, report: Report) -> None:
 
 
 def tubes(conninfo: str, report: Report) -> None:
-    """Idle workers of as many tubes, beside idle consumers of commits."""
+    """Measure idle workers, each of another tube, and as many idle consumers of commits."""
 
     def a_look(feeds: list[Watched]) -> float:
         return statistics.median(asyncio.run(milliseconds_a_feed(conninfo, feeds)) for _ in range(3))
@@ -110,7 +112,7 @@ def tubes(conninfo: str, report: Report) -> None:
 
 
 def notes(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
-    """The samples that a triggerer records of its feeds in a day with a transaction that stays open."""
+    """Measure the samples that a triggerer records of its feeds in a day while a transaction stays open."""
     seen = json.dumps([{"feed": f"commits:idle {n}/0", "kind": "commit", "ready": 0} for n in range(FEEDS)])
     queries = {
         "a note": "select pgchange.note_watchers(%s)",
@@ -141,7 +143,7 @@ def notes(connection: psycopg.Connection, conninfo: str, report: Report) -> None
 
 
 def groups(connection: psycopg.Connection, report: Report) -> None:
-    """A group that does not read: its events have been dispatched lately, and lie in many old partitions."""
+    """Measure a group that does not read. Its events were dispatched recently, and are in many old partitions."""
     connection.execute("update pgmb.config set value = '1 day' where id = 'partition_interval'")
     connection.execute("insert into pgmb.subscription_groups (id) values ('idle')")
     connection.execute("insert into pgmb.subscriptions (group_id) values ('idle')")

@@ -43,7 +43,7 @@ ONE_PERCENT = 100
 
 NUMBERS = count(1)
 LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
-"""Spark from 4.1 on computes the size of a batch for Python after each row, to compare it with this limit."""
+"""From version 4.1 on, Spark computes the size of a batch for Python after each row, to compare it with this limit."""
 NO_LIMIT = str(2**31 - 1)
 """With this value Spark computes nothing."""
 
@@ -153,7 +153,8 @@ def small(spark: SparkSession, lake: Lake, report: Report) -> None:
 
 
 def mirror(lake: Lake, report: Report) -> None:
-    """Change one row in a hundred: first among the last rows, which are in one file, then among all rows."""
+    """Measure a mirror that changes one row in a hundred: only among the last rows, which are in one file, or among
+    all rows."""
     schema = pa.schema([("id", pa.int64()), ("account", pa.string()), ("cents", pa.int64())])
     table = lake.table(schema, "mirrored")
     mirrored = replace(TABLE, table="sales.mirrored")
@@ -172,7 +173,7 @@ def mirror(lake: Lake, report: Report) -> None:
             return wall(lambda: written(changed, mode="mirror", key="id"))
 
         def anew() -> float:
-            """Read the files that have the keys, and write all of their rows."""
+            """Read the files that have the keys, and write all of their rows again. Return the seconds."""
             files = [task.file.file_path for task in table.refresh().scan(f"id >= {first}").plan_files()]
 
             def write_all() -> None:

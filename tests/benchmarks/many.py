@@ -21,15 +21,15 @@ from tests.benchmarks.watch import milliseconds_a_feed
 
 TABLES, FEEDS, FAULTS = 100, 50, 1_000_000
 GOAL = 1.2
-"""The cost with them, as a multiple of the cost without."""
+"""The goal: the maximum cost with the faults or idle consumers, as a multiple of the cost without them."""
 CONSUMERS, FEW, MANY = 20, 5_000, 100_000
-"""Consumers of a message queue, and two backlogs of it."""
+"""The number of consumers of a message queue, and the sizes of a small and of a large backlog."""
 LONGEST = 1
-"""Seconds of a transaction of maintenance."""
+"""The goal: the maximum duration of a transaction of maintenance in seconds."""
 WIDTH, PACE, RUNS = 2_000, 1, 6
-"""Transaction ids of a partition, seconds between two runs of maintenance, and the number of runs.
+"""Transaction ids in a partition, seconds between two runs of maintenance, and the number of runs.
 
-In use, a partition has a million ids, and a run comes each ten minutes.
+In production a partition has a million ids, and maintenance runs every ten minutes.
 """
 NOTED = [
     f"insert into {fault} select {columns} from generate_series(1, %(each)s) as g, unnest(%(names)s::text[]) as n"
@@ -39,7 +39,7 @@ NOTED = [
         ("tube.fault (tube, tbl, ids, message)", "'tube_' || n, n::regclass, 1, 'division by zero'"),
     )
 ]
-"""Faults of commit queues, of selectors of message queues, and of tubes."""
+"""Statements that insert faults: of commit queues, of selectors of message queues, and of tubes."""
 
 
 def run(conninfo: str, report: Report) -> None:
@@ -50,7 +50,7 @@ def run(conninfo: str, report: Report) -> None:
 
 
 def faults(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
-    """Rows that could not be captured, and messages on which a selector failed."""
+    """Measure rows that could not be captured, and messages on which a selector failed."""
     names = [f"table_{number}" for number in range(TABLES)]
     for name in names:
         connection.execute(sql.SQL("create table {} (id bigint primary key)").format(sql.Identifier(name)))
@@ -71,7 +71,8 @@ def faults(connection: psycopg.Connection, conninfo: str, report: Report) -> Non
 
 
 def costs(connection: psycopg.Connection, conninfo: str, feeds: list[Watched]) -> dict[str, float]:
-    """Milliseconds of the server's CPU: a look at all feeds, `pgchange.status()`, and `pgchange.health()`."""
+    """Return the milliseconds of CPU of a watcher's check of all feeds, of `pgchange.status()`, and of
+    `pgchange.health()`."""
     return {
         "a look": asyncio.run(milliseconds_a_feed(conninfo, feeds)) * len(feeds),
         "status()": query_cost(connection, "select * from pgchange.status()"),
@@ -88,7 +89,8 @@ def query_cost(connection: psycopg.Connection, query: str, rounds: int = 5) -> f
 
 
 def backlogs(connection: psycopg.Connection, report: Report) -> None:
-    """Maintenance of a message queue: beside a backlog that nobody has received, and where there is much to delete."""
+    """Measure maintenance of a message queue beside a backlog that nobody has received, and with many messages to
+    delete."""
     connection.execute("select mbus.create_queue('backlog', 4)")
     consumers = ["default", *(f"reader_{number}" for number in range(1, CONSUMERS))]
     for name in consumers[1:]:
@@ -119,7 +121,7 @@ def backlogs(connection: psycopg.Connection, report: Report) -> None:
 
 
 def partitions(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
-    """Partitions of the commit queue while many transactions write, and a default partition that has filled."""
+    """Measure partitions of the commit queue while many transactions write, and a default partition with many rows."""
     for (partition,) in connection.execute("select relid from revision.partitions()").fetchall():
         connection.execute(f"drop table {partition}")
     connection.execute("truncate revision.pace, revision.commit_queue")
@@ -129,7 +131,7 @@ def partitions(connection: psycopg.Connection, conninfo: str, report: Report) ->
     ):
         for _ in range(RUNS):
             time.sleep(PACE)
-            # A run counts for the rate after half a minute: here a second is that.
+            # The rate is computed from runs that are half a minute apart. Here one second stands for that time.
             connection.execute("update revision.pace set at = at - interval '30 seconds'")
             lines = maintain(connection, width=WIDTH).done
         before = in_default(connection)

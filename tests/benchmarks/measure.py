@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def backend_cpu(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> float:
-    """Seconds of CPU that the connection's backend has used; it must run on this machine."""
+    """Return the CPU seconds that the connection's backend has used. The server must run on this machine."""
     return int(Path(f"/proc/{connection.info.backend_pid}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -28,7 +28,8 @@ def cpu_of(connection: psycopg.Connection, work: Callable[[], object]) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds: the CPU time of the server's backend, and the time that the client waited, flushes included."""
+    """The CPU time of the server's backend, and the time that the client waited, including flushes to disk, both in
+    seconds."""
 
     cpu: float
     waited: float

@@ -51,7 +51,7 @@ def run(conninfo: str, report: Report) -> None:
             connection.execute("checkpoint")
 
     def ours(limit: str) -> list[float]:
-        """Return the seconds of each part."""
+        """Return the seconds that each part of our mirror takes."""
         touch()
         spark.conf.set(LIMIT, limit)
         with ConsumerTransaction(FEED, conninfo) as consumer:

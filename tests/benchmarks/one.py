@@ -33,7 +33,7 @@ FEEDS: dict[str, tuple[Feed, str, float | None]] = {
     "queue": (QueueFeed("q"), "select mbus.post_q('a=>1')", None),
     "tube": (TubeFeed("t", 0), "insert into item select coalesce(max(id), 0) + 1 from item", None),
 }
-"""A feed, a statement that makes a change, and the most milliseconds of the server's CPU for a batch."""
+"""By kind: a feed, a statement that writes a change, and the goal for a batch in milliseconds of the server's CPU."""
 
 
 def run(conninfo: str, report: Report) -> None:
@@ -73,7 +73,8 @@ def acked(transaction: ConsumerTransaction, batch: Batch) -> None:
 
 
 def server_cpu(connection: psycopg.Connection[Any]) -> float:
-    """Seconds of CPU of the server: of the postmaster, of its processes, and of those that have ended."""
+    """Return the CPU seconds of the whole server: of the postmaster, of its processes, and of processes that have
+    ended."""
     postmaster = int(
         Path(f"/proc/{connection.info.backend_pid}/stat").read_text().rpartition(") ")[2].split()[1]
     )
@@ -83,5 +84,5 @@ def server_cpu(connection: psycopg.Connection[Any]) -> float:
 
 
 def _ticks(pid: int) -> list[int]:
-    """The CPU times of the process, user and system, and those of its children that have ended."""
+    """Return the CPU times of a process: user and system, and the same of its children that have ended."""
     return [int(n) for n in Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:15]]

@@ -15,7 +15,10 @@ LAG, CLAIM = 1000, 200
 
 
 def fill(connection: psycopg.Connection, commits: int) -> None:
-    """``commits`` queued commits, in large enough transactions that they fit below the current transaction id."""
+    """Fill the queue with commits.
+
+    Their transactions are large enough that all ids are below the current transaction id.
+    """
     connection.execute("truncate revision.commit_queue")
     connection.execute(
         "insert into revision.commit_queue (commit_id, branch_id, txid) "
@@ -27,7 +30,7 @@ def fill(connection: psycopg.Connection, commits: int) -> None:
 
 
 def lag_cpu(connection: psycopg.Connection, position: dict[str, object], in_order: bool = False) -> float:
-    """Milliseconds of CPU, the mean of 1,000 calls."""
+    """Return the milliseconds of CPU for the lag, as the mean of 1,000 calls."""
     query = "select pubsub.lag(0, %s, 1, %s)"
     arguments = [Jsonb(position), in_order]
     connection.execute(query, arguments)
@@ -35,7 +38,7 @@ def lag_cpu(connection: psycopg.Connection, position: dict[str, object], in_orde
 
 
 def claim_cpu(connection: psycopg.Connection, position: dict[str, object], limit: int) -> float:
-    """Milliseconds of CPU to choose a batch, the mean of 200 calls."""
+    """Return the milliseconds of CPU for choosing a batch, as the mean of 200 calls."""
     query = "select pubsub.choose(0, %s, %s, false)"
     arguments = [Jsonb(position), limit]
     connection.execute(query, arguments)

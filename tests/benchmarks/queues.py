@@ -19,7 +19,7 @@ HEADERS = (
     '\'seenby=>"{postgres}", source_db=>postgres, destination_queue=>b1000_16, '
     'enqueue_time=>"2024-01-01 00:00:00.123456", destination=>b1000_16\''
 )
-"""The bare table holds the same rows as the queue hands out."""
+"""The headers of a message. The bare table has the same rows as the queue returns."""
 
 
 def run(conninfo: str, report: Report) -> None:
@@ -32,13 +32,13 @@ def run(conninfo: str, report: Report) -> None:
 
 
 def spent_by_both(connection: psycopg.Connection, work: Callable[[], object]) -> float:
-    """CPU of the backend and of this process, which posts and reads what it received."""
+    """Return the CPU seconds of the backend and of this process, which posts messages and reads what it received."""
     before = time.process_time()
     return cpu_of(connection, work) + time.process_time() - before
 
 
 def rows(batch: int) -> str:
-    """COPY's text of a batch of messages of 1 kB, each with a property for selectors."""
+    """Return a batch of messages of 1 kB in COPY's text format, each with a property for selectors."""
     return "".join(f'"body"=>"{"x" * 1000}"\t"kind"=>"{n % 16}"\n' for n in range(batch))
 
 

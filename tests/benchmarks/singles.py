@@ -17,10 +17,10 @@ ROUNDS = 15
 CALLS = 40
 WORKERS = 6
 EACH = 250
-"""Messages that each of the producers posts."""
+"""The number of messages that each producer posts."""
 BATCH = 10
 WARMING = 10
-"""Calls of each connection of a crowd before the clock starts: PostgreSQL keeps a plan from the sixth on."""
+"""Calls of each connection before the clock starts. PostgreSQL keeps a plan from the sixth call on."""
 
 
 def run(conninfo: str, report: Report) -> None:
@@ -81,7 +81,7 @@ def looks(connection: psycopg.Connection, report: Report, queue: str, when: str)
 
 
 def workers(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
-    """Producers and consumers at once, each call in a transaction of its own, until all are received."""
+    """Measure producers and consumers at once, each call in its own transaction, until every message is received."""
     connection.execute("create table plain (id bigserial primary key, data hstore)")
     connection.execute("select mbus.create_queue('crowd', 16)")
     rows = "insert into plain (data) select 'a=>1' from generate_series(1, {})"
@@ -114,9 +114,9 @@ def workers(connection: psycopg.Connection, conninfo: str, report: Report) -> No
 
 
 def crowd(conninfo: str, queries: Sequence[tuple[str, str]], sizes: Sequence[int]) -> float:
-    """Seconds until all that producers post was received, by connections that have planned their queries.
+    """Return the seconds until every message was received. The connections have planned their queries before.
 
-    ``queries``: how to post and how to consume so many messages as ``sizes`` says, by turns.
+    ``queries`` are how to post and how to consume. ``sizes`` are the numbers of messages of a call, used in turn.
     """
     received = 0
     counted = threading.Lock()

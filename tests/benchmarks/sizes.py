@@ -17,7 +17,7 @@ from tests.benchmarks.one import acked, server_cpu
 
 CHANGES, BATCH = 50_000, 10_000
 SIZES = (1, 100)
-"""Changes in a transaction."""
+"""The numbers of changes in a transaction."""
 PREPARED = (
     "set synchronous_commit = off",
     "create table tracked (id bigint generated always as identity primary key)",
@@ -52,7 +52,7 @@ WRITES = {
         "perform mbus.post_sized(('note=>' || repeat('x', 94))::hstore) from generate_series(1, {})",
     ),
 }
-"""The schema of each feed, and the statement that writes so many changes."""
+"""By name: the schema of a feed, and the statement that writes a given number of changes."""
 SIZE = """
 select sum(pg_relation_size(oid)) filter (where relkind in ('r', 't')),
        sum(pg_relation_size(oid)) filter (where relkind = 'i'), pg_current_wal_insert_lsn() - '0/0'
@@ -63,7 +63,7 @@ where relnamespace = %s::regnamespace
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes: of tables, of their indexes, and of WAL since the server was made."""
+    """Bytes of tables, of their indexes, and of the WAL since the server was created."""
 
     heap: int
     index: int

@@ -41,7 +41,7 @@ DRIVER = "org.postgresql.Driver"
 PARTITIONS = 2
 ROUNDS = 3
 BATCH = 10_000
-"""Rows that JDBC fetches and sends at a time; its defaults are slower."""
+"""The number of rows that JDBC fetches and sends at a time. JDBC is slower with its defaults."""
 
 MOVEMENTS = """
 insert into public.movement (kind, flight_date, carrier, flight, origin, dest, at, delay)
@@ -179,7 +179,7 @@ def read(spark: SparkSession, feed: CommitFeed, conninfo: str, report: Report) -
 
 
 def movements(spark: SparkSession, rows: int) -> DataFrame:
-    """Rows of the operations log, which Spark computes."""
+    """Return rows of the operations log that Spark computes itself."""
     return spark.range(0, rows, 1, PARTITIONS).selectExpr(
         "id", "element_at(array('departure', 'arrival', 'cancellation'), cast(1 + id % 3 as int)) as kind",
         "date'2013-01-01' as flight_date", "'UA' as carrier", "cast(id % 9999 as int) as flight", "'EWR' as origin",
@@ -282,7 +282,8 @@ def whole(conninfo: str, branch: int, report: Report) -> None:
             )
 
         def ours(fast: bool) -> float:
-            # Another thousand changes; the seconds are those of the operator, without Airflow's own start.
+            # Write another thousand changes. The measured seconds are those of the operator, without the start of
+            # Airflow.
             with psycopg.connect(conninfo, autocommit=True) as connection:
                 connection.execute(MOVEMENTS.format(1000))
             seconds = folder / "seconds"

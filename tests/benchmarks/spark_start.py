@@ -90,7 +90,10 @@ class Bench:
                 connection.execute(MOVEMENTS.format(changes))
 
     def operate(self, application: Path, changes: int = CHANGES, batches: int = 1, **given: Any) -> float:
-        """The seconds of the operator's batches, each of so many changes, from the first claim to the last commit."""
+        """Return the seconds of the operator's batches, from the first claim to the last commit.
+
+        Each batch has ``changes`` changes.
+        """
         from airflow_pgchange.operators.spark import SparkBatchOperator
 
         self.write(changes, batches)
@@ -107,7 +110,7 @@ class Bench:
         return float(done["seconds"])
 
     def latest(self, batches: int) -> list[float]:
-        """The seconds of the latest batches, the earlier first."""
+        """Return the seconds of the latest batches, oldest first."""
         with psycopg.connect(self.conninfo, autocommit=True) as connection:
             found = connection.execute("select seconds from pgchange.batches(null, %s)", [batches]).fetchall()
         return [sum(seconds.values()) for (seconds,) in reversed(found)]
@@ -160,7 +163,7 @@ def starts(bench: Bench, remote: str, report: Report) -> None:
             sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
 
     def fresh() -> float:
-        """Do the same as the operator, without the fork."""
+        """Do the same work as the operator, without forking a process."""
         bench.write(CHANGES)
         return wall(claim_to_commit)
 
@@ -205,7 +208,7 @@ def starts(bench: Bench, remote: str, report: Report) -> None:
 
 
 def crossing(bench: Bench, report: Report) -> None:
-    """The first batch of a session, in which the executors' Python imports everything, and the next batch."""
+    """Measure the first batch of a session, in which the executors' Python imports all modules, and the next batch."""
 
     def path(small: int, changes: int) -> Callable[[], list[float]]:
         application = bench.application("several", SEVERAL, small)

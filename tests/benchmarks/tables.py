@@ -11,18 +11,18 @@ from airflow_pgchange.admin import schema
 from tests.benchmarks.measure import Report, cpu_of, section
 
 FEW, MANY = 100, 800
-"""Captured tables."""
+"""The numbers of captured tables."""
 GROWTH = 1.3
-"""The maximum CPU time, as a multiple of that with few tables."""
+"""The goal: the maximum CPU time with many tables, as a multiple of that with few tables."""
 WRITTEN = 200
-"""Tables of each sort that a session writes to."""
+"""The number of tables of each kind to which a session writes."""
 STATEMENTS = {
     "insert": "insert into {0} select coalesce(max(id), 0) + 1, 1 from {0}",
     "update": "update {0} set v = 2",
     "delete": "delete from {0} where id = (select max(id) from {0})",
 }
 EXECUTIONS = 8
-"""PostgreSQL keeps a plan with parameters from the sixth execution on."""
+"""The number of executions of a statement. PostgreSQL keeps a plan with parameters from the sixth execution on."""
 MEMORY = {
     ("tracked", "insert"): 1.8,
     ("tubed", "insert"): 2.6,
@@ -39,7 +39,7 @@ def run(conninfo: str, report: Report) -> None:
 
 
 def growth(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
-    """Everything that is done for each captured table."""
+    """Measure the operations that are done for each captured table, with few and with many tables."""
     with section(f"CPU a table, {MANY} captured tables / {FEW}"):
         few, many = (a_table(connection, conninfo, count) for count in (FEW, MANY))
         for name, cost in few.items():
@@ -58,7 +58,7 @@ def a_table(server: psycopg.Connection, conninfo: str, count: int) -> dict[str, 
             connection.execute(f"create table table_{number} (id bigint primary key, v integer)")
 
         def last_tables(query: str) -> float:
-            """The cost of the last tables, once all others are done."""
+            """Execute a query for all tables. Return the cost for the last of them."""
             for number in range(count - FEW // 2):
                 connection.execute(query, [f"table_{number}"])
 
@@ -88,7 +88,8 @@ def a_table(server: psycopg.Connection, conninfo: str, count: int) -> dict[str, 
 
 
 def memory(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
-    """The memory that a session keeps for each table that it writes to, compared with a table without a trigger."""
+    """Measure the memory that a session keeps for each table to which it writes, compared with a table without a
+    trigger."""
     connection.execute("create table kept (id bigint)")
     connection.execute("select tube.tube_ensure_exists('written')")
     for number in range(WRITTEN):
@@ -116,7 +117,7 @@ def memory(connection: psycopg.Connection, conninfo: str, report: Report) -> Non
 
 
 def session_memory(conninfo: str, sort: str) -> dict[str, float]:
-    """Kilobytes for each table, by the kind of statement that comes first."""
+    """Return kilobytes for each table, by the kind of the first statement."""
     kept = {}
     for op, statement in STATEMENTS.items():
         with psycopg.connect(conninfo, autocommit=True, prepare_threshold=None) as session:

@@ -25,7 +25,7 @@ CLIENTS = int(os.environ.get("CLIENTS", "1000"))
 ROUNDS = int(os.environ.get("ROUNDS", "30"))
 BUCKETS = 30_000
 POLLERS = 100
-"""As many relays as the catalogue has connections, because each relay needs a connection."""
+"""The number of sessions that poll. Each needs a connection to the catalogue, so there cannot be many more."""
 POLL = 0.5
 HELLO = b"user\0bench\0smart_connector\x000.1\0\0"
 
@@ -69,7 +69,7 @@ async def _measure(
 
 
 async def _change(writer: psycopg.Connection[Any], clients: list[_Client], number: int) -> float:
-    """Seconds from the commit of one change until every client has it."""
+    """Return the seconds from the commit of one change until every client has received it."""
     await asyncio.sleep(0.1 + number % 10 / 97)
     waiting = [asyncio.ensure_future(client.next()) for client in clients]
     await asyncio.sleep(0)
@@ -110,7 +110,7 @@ async def _move(writer: psycopg.Connection[Any], clients: list[_Client], state: 
 
 
 def _sent(writer: psycopg.Connection[Any], last: int) -> bytes:
-    """The bytes that the relay has to send to each client for a change."""
+    """Return the number of bytes that the relay has to send to each client for a change."""
     rows = writer.execute("select event::text from topology.log where index > %s order by index", [last])
     return b"".join(replies.notice(event) for (event,) in rows)
 
@@ -150,7 +150,10 @@ async def _polled(conninfo: str, writer: psycopg.Connection[Any]) -> list[float]
 
 
 class _Client(asyncio.Protocol):
-    """Counts the bytes that come behind the snapshot, and the time of the last; sums them up where there is a sum."""
+    """A client that counts the bytes after the snapshot, and records the time of the last byte.
+
+    If ``sum`` is not None, it also adds the bytes up.
+    """
 
     sum: int | None = None
 
@@ -221,6 +224,6 @@ def _change_state(writer: psycopg.Connection[Any]) -> None:
 
 
 def _memory(pid: int, what: str = "VmRSS") -> int:
-    """Bytes of a process's memory."""
+    """Return the bytes of a process's memory."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{what}:"))

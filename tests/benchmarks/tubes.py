@@ -19,7 +19,10 @@ GOALS = {
 }
 STATEMENTS = {1: 2_000, 100: 200, 10_000: 2}
 TURNS = 21
-"""Many short turns, because the speed of the machine changes by more than the difference to measure."""
+"""The number of measurements.
+
+Each is short, because the speed of the machine varies by more than the measured difference.
+"""
 BACKFILLED = 5_000_000
 PODS_A_SECOND, SECONDS = 20_000, 30
 SIMPLE = """
@@ -36,7 +39,7 @@ create trigger updated after update on simple referencing new table as touched
 create trigger deleted after delete on simple referencing old table as touched
     for each statement execute function record_ids('0')
 """
-"""Triggers that record the ids of a statement and do nothing else. They miss the ids that an update takes away."""
+"""Triggers that only record the ids of a statement. They miss the old ids of rows whose id an update changes."""
 FEED = TubeFeed("q")
 
 

@@ -1,4 +1,4 @@
-"""Seconds from a commit to the trigger's event, beside what NOTIFY would take to reach a listener."""
+"""The seconds from a commit to the trigger's event, compared with the time that NOTIFY takes to reach a listener."""
 
 from __future__ import annotations
 

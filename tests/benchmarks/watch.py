@@ -1,4 +1,4 @@
-"""The cost of watching by the number of feeds of a triggerer."""
+"""The cost of watching, for different numbers of feeds in a triggerer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def consumers(count: int) -> list[Watched]:
 
 
 def workers(conninfo: str, count: int) -> list[Watched]:
-    """The same number of feeds, each of another tube."""
+    """Return this number of feeds, each of another tube."""
     names = [f"watched_{number}" for number in range(count)]
     with psycopg.connect(conninfo, autocommit=True) as connection:
         for name in names:

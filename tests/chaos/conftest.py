@@ -15,7 +15,7 @@ from tests.suite.servers import one_of
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Alternatives in a campaign. A normal run takes one of each, a release takes both."""
+    """Choose the alternatives of a campaign: a normal run takes one of each, and a release takes both."""
     for way in ("in_order", "elsewhere"):
         if way in metafunc.fixturenames:
             metafunc.parametrize(way, one_of([False, True], metafunc))

@@ -33,8 +33,11 @@ create table if not exists work (
 
 @dataclass
 class Crew:
-    """The processes of one campaign. A killed process is started again, and no process may end by itself. ``ends`` is SQL
-    for the moment at which the batch of a killed process ended."""
+    """The processes of one campaign.
+
+    If a process is killed, another takes its place. No process may end by itself. ``ends`` is SQL for the moment at
+    which the batch of a killed process ended.
+    """
 
     source: str
     folder: Path

@@ -18,7 +18,10 @@ from tests.chaos.lake_worker import ONE_LOOK, Worker
 
 @dataclass(frozen=True)
 class DeltaWorker(Worker):
-    """The steps are the same as for an external catalog: the table's log is committed before PostgreSQL."""
+    """A worker for a Delta table.
+
+    Its steps are those for an external catalog: the table's log is committed before PostgreSQL.
+    """
 
     location: str = ""
 
@@ -47,7 +50,7 @@ class DeltaWorker(Worker):
 
     def at(self, step: str, chance: random.Random) -> None:
         super().at(step, chance)
-        # Writing the files would take longer than all other steps, so that almost every kill would hit it.
+        # A pause at the files would be longer than all other steps, so almost every kill would hit it.
         time.sleep(chance.random() * 0.2)
 
 

@@ -39,9 +39,9 @@ from tests.staging import stage
 
 Connection = psycopg.Connection[Any]
 LEASES = (0.3, 1.0, 3.0)
-"""Seconds. Most batches are acked within the last."""
+"""Lengths of leases in seconds. With the longest, most batches are acked in time."""
 OVER = 0.2
-"""Seconds after the end of a lease. In this time a claimer finds the batch."""
+"""The seconds for which a slow process waits after the end of its lease. In this time a claimer finds the batch."""
 STEPS: Mapping[str, tuple[str, ...]] = {
     "claimer": ("claimed",),
     "job": ("read",),
@@ -50,16 +50,16 @@ STEPS: Mapping[str, tuple[str, ...]] = {
 """By role: the steps at which a process can be killed."""
 READING = ("in time", "outlives", "renews", "fails")
 ACKING = ("in time", "late", "slow", "twice")
-"""The ways in which jobs and ackers work, used in turn."""
+"""The ways in which jobs and ackers work. Each process takes them in turn."""
 NO_TOKEN = "acks without the token"
 """The planted fault."""
 ANOTHER = "ack of another batch"
-"""The effect of the fault."""
+"""The note that the effect of the fault leaves."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A process of the campaign. ``feed`` is the JSON of the feed; ``fault``: none, or ``NO_TOKEN``."""
+    """A process of the campaign. ``feed`` is the JSON of the feed. ``fault`` is empty, or ``NO_TOKEN``."""
 
     role: str
     number: int
@@ -90,7 +90,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Files:
-    """The handles, the changes that jobs have read of the batches, and a record of the events."""
+    """The files of the campaign: the handles, the changes that jobs have read, and a record of events."""
 
     folder: Path
 
@@ -100,11 +100,14 @@ class Files:
         draft.rename(draft.with_suffix(f".{kind}"))
 
     def of(self, kind: str) -> list[Path]:
-        """Return the files of a kind, the latest last."""
+        """Return the files of a kind, oldest first."""
         return sorted(self.folder.glob(f"*.{kind}"))
 
     def note(self, what: str) -> None:
-        """Several processes write into this file. Each line is one write, so lines do not mix."""
+        """Record an event.
+
+        Several processes write into this file. Each record is a single write, so lines do not mix.
+        """
         with (self.folder / "noted").open("a") as file:
             file.write(f"{what}\n")
 
@@ -115,7 +118,7 @@ class Files:
 
 
 class Worker:
-    """Run a process of the campaign in rounds of one batch. A round returns whether it found work."""
+    """A process of the campaign. It works in rounds of one batch, and each round returns whether it found work."""
 
     def __init__(self, member: Member, reached: Callable[[str], None] = lambda step: None) -> None:
         self.member, self.reached = member, reached
@@ -130,7 +133,10 @@ class Worker:
 
     @property
     def rest(self) -> float:
-        """Seconds between two rounds without work. A claim queries the database; the other roles only look for files."""
+        """Return the pause between two rounds without work.
+
+        A claim queries the database; the other roles only look for files.
+        """
         return self.chance.random() * 2 * OVER if self.member.role == "claimer" else PAUSE
 
     def round(self) -> bool:
@@ -174,7 +180,7 @@ class Worker:
                 if staged:
                     self._stage(batch, ids)
         except (StaleClaim, BatchIncomplete):
-            # The batch has ended, or another attempt has begun. The changes in a queue or a tube are then gone.
+            # The batch has ended, or another attempt has begun. In a queue or a tube its changes no longer exist.
             self.files.note("job that came too late")
             path.unlink(missing_ok=True)
             return True
@@ -190,7 +196,8 @@ class Worker:
         return True
 
     def ack(self) -> bool:
-        """Ack in time, or after the lease, or so slowly that the lease ends meanwhile, or twice."""
+        """Ack a batch in one of four ways: in time, after the lease, so slowly that the lease ends meanwhile, or
+        twice."""
         if (found := self._picked("read")) is None:
             return False
         path, given = found
@@ -214,7 +221,10 @@ class Worker:
         return True
 
     def finish(self, handle: Handle, ids: list[str] | None, over: float | None = None) -> bool:
-        """Ack with the ids, or with the job's staged results if they are None, but not before the time ``over``."""
+        """Ack the batch, but not before the time ``over``.
+
+        The results are the ids, or the job's staged results if ids is None.
+        """
 
         def write(connection: Connection) -> None:
             if ids is not None:
@@ -230,11 +240,11 @@ class Worker:
         return detached.ack(handle, *self.places, write, staged=ids is None)
 
     def _finish_without_token(self, handle: Handle, write: Callable[[Connection], None]) -> bool:
-        """Ack the batch that is in work, even if the results are of another attempt or another batch."""
+        """Ack the batch that is claimed now, even if the results are of another attempt or of another batch."""
         with ConsumerTransaction(self.feed, *self.places, busy_timeout=60) as transaction:
             batch = ask(transaction._claims, self.feed.in_work(transaction._read_position()))
             if batch is None:
-                raise StaleClaim("nothing is in work")
+                raise StaleClaim("no batch is claimed")
             if batch["id"] != handle.batch_id:
                 self.files.note(ANOTHER)
             transaction.resume(batch)

@@ -50,7 +50,8 @@ create table effect (
 
 
 def set_up(source: str, results: str) -> None:
-    """The groups with their subscriptions, partitions of a second that live for two more, and the ledger."""
+    """Create the groups with their subscriptions, the ledger, and partitions of one second with a retention of two
+    seconds."""
     with psycopg.connect(source, autocommit=True) as connection:
         connection.execute(WORK + TABLES)
         for group, subscriptions in GROUPS.items():
@@ -63,7 +64,7 @@ def set_up(source: str, results: str) -> None:
 
 
 def commit_late(source: str, results: str) -> str:
-    """Commit an event after all its groups have read an event with a higher id, and return its id."""
+    """Commit an event only after two groups have read an event with a higher id. Return its id."""
     passed = (
         "select count(distinct group_id) = 2 from effect "
         "where event_id > %s and group_id in ('everything', 'topic a')"
@@ -75,7 +76,7 @@ def commit_late(source: str, results: str) -> str:
 
 
 def drain(source: str, results: str, fault: str = "") -> None:
-    """When scheduled events are due, process everything in place of the consumers, which have ended."""
+    """Wait until scheduled events are due, and process everything. The consumers have ended."""
     busy = (
         "select exists (select from pg_stat_activity where backend_type = 'client backend' "
         "and datname = current_database() and pid <> pg_backend_pid())"
@@ -99,9 +100,12 @@ def drain(source: str, results: str, fault: str = "") -> None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Counts pairs of group and event: lost, duplicated, or read although the event was not committed or not for the
-    group. Also counts reads against the order of dispatch or of a publisher, and lost events whose commit was
-    acknowledged."""
+    """The errors of a campaign.
+
+    Pairs of group and event are counted that were lost, duplicated, or read although the event was not committed or not
+    for the group. Also counted are reads against the order of dispatch or of a publisher, and lost events whose commit
+    was acknowledged.
+    """
 
     lost: int = 0
     doubled: int = 0

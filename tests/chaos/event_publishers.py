@@ -20,9 +20,9 @@ from tests.chaos.kills import until
 
 Connection = psycopg.Connection[Any]
 NOW, LATER, LONG_AGO = "0", "300 ms", "-1 hour"
-"""The time of delivery of an event."""
+"""The time of delivery of an event, relative to now."""
 AHEAD = 5000
-"""Publishers pause if the group that gets everything is this number of events behind, so that readers can follow on a
+"""Publishers pause if the group that gets everything lags by this number of events, so that readers can follow on a
 busy machine."""
 
 
@@ -58,7 +58,7 @@ class Publisher:
     ahead: threading.Event
     acknowledged: list[str] = field(default_factory=list)
     to_one: int = 0
-    """The number of these events that the group that gets everything does not get."""
+    """The number of events that went to one other group, and so not to the group that gets everything."""
     done: Counter[str] = field(default_factory=Counter)
     errors: list[BaseException] = field(default_factory=list)
 

@@ -27,12 +27,12 @@ from tests.chaos.harness import ConsumerFailed, consume_once
 
 Connection = psycopg.Connection[Any]
 PAUSE = 0.02
-"""Seconds for which a consumer rests if it has found no events or no server."""
+"""The pause in seconds of a consumer that has found no events or no server."""
 
 
 @dataclass(frozen=True)
 class Consumer:
-    """The arguments of a consumer's process. ``fault``: none, or ``by id alone``."""
+    """The arguments of a consumer's process. ``fault`` is empty, or ``by id alone``."""
 
     source: str
     results: str
@@ -43,7 +43,7 @@ class Consumer:
 
 
 class Failing(Protocol):
-    """The databases of a consumer, and the share of its batches that fail."""
+    """The databases of a consumer, and the share of its batches that fail on purpose."""
 
     @property
     def source(self) -> str: ...
@@ -61,7 +61,10 @@ def cut_off(error: psycopg.Error) -> bool:
 def through_faults(
     work: Callable[[], None], stopped: Callable[[], bool], also: tuple[type[Exception], ...] = ()
 ) -> None:
-    """Call ``work`` again whenever the server was gone, or ``work`` raised one of these other errors."""
+    """Call ``work`` until it succeeds, although the server may be gone.
+
+    ``also`` are other errors after which to call it again.
+    """
     while not stopped():
         try:
             work()
@@ -108,14 +111,14 @@ def read_by_id_alone(consumer: Consumer, group: str) -> int:
 
 @dataclass(frozen=True)
 class Batch:
-    """Process a batch of a feed, and record it in ``work``. Some batches fail."""
+    """Processes a batch of a feed, and records it in ``work``. Some batches fail on purpose."""
 
     feed: Feed
     keep: Callable[[Connection, Sequence[Change]], None]
     limit: int
 
     def work(self, log: Connection, consumer: Failing, chance: random.Random) -> int:
-        """Return how many changes the batch had; 1 if it failed."""
+        """Process a batch. Return the number of its changes, or 1 if it failed."""
 
         def fails() -> bool:
             log.execute("insert into work (process, feed) values (%s, %s)", [os.getpid(), self.feed.name])
@@ -132,7 +135,7 @@ class Batch:
 
 
 class Process:
-    """Run a consumer."""
+    """A consumer's process."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer

@@ -63,7 +63,7 @@ class Faults:
 
     @property
     def kinds(self) -> Mapping[str, tuple[float, Callable[[], None]]]:
-        """The faults by the names under which they are counted, each with its weight in the draw."""
+        """Return the faults by name, each with its weight in the draw."""
         return {name: fault for name, fault in self._all_kinds().items() if name not in self.left_out}
 
     def _all_kinds(self) -> Mapping[str, tuple[float, Callable[[], None]]]:
@@ -93,7 +93,7 @@ class Faults:
         return [name for name in self.kinds if not self.fired[name]]
 
     def rage(self, seconds: float, pause: float) -> None:
-        """Let faults happen for this time, and then the kinds that have not happened yet."""
+        """Let random faults happen for this time, and then each kind that has not happened yet."""
         kinds, deadline = self.kinds, time.monotonic() + seconds
         weights = [weight for weight, _ in kinds.values()]
         while time.monotonic() < deadline:
@@ -115,7 +115,7 @@ class Faults:
         assert self.errors == []
 
     def drawn(self, able: Callable[[Member], bool]) -> tuple[Crew, int, Member]:
-        """Choose a process that runs: return its crew, and its number in the crew."""
+        """Choose a running process at random. Return its crew, its number in the crew, and its description."""
         found = [
             (self.crews[crew], number, member)
             for crew, members in self.members.items()
@@ -204,7 +204,7 @@ class Faults:
                 self.fired["number of workers changed"] += 1
 
     def end_what_was_prepared(self) -> None:
-        """Commit the prepared transactions of killed writers, as a person would."""
+        """Commit the transactions that killed writers have prepared, as an operator would."""
         with psycopg.connect(self.source, autocommit=True) as connection:
             self.fired["orphaned prepared transaction"] += commit_prepared(connection)
 
@@ -213,7 +213,7 @@ class Faults:
             return [name for (name,) in connection.execute(TABLES) if name not in UNTOUCHED]
 
     def patient(self) -> psycopg.Connection[Any]:
-        """A session that waits for locks, but not for long."""
+        """Yield a session that waits for locks, but only for a limited time."""
         return psycopg.connect(self.source, autocommit=True, options=f"-c lock_timeout={LOCKS_WITHIN}")
 
     def in_thread(self, fault: Callable[..., None], *arguments: Any) -> None:

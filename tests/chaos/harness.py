@@ -32,8 +32,10 @@ Each = TypeVar("Each")
 
 @dataclass(frozen=True)
 class Campaign:
-    """The size and the duration of a campaign. Times are in seconds. ``table`` is the table whose rows are the
-    commits."""
+    """The size and the duration of a campaign.
+
+    Times are in seconds. ``table`` is the table whose rows become the commits.
+    """
 
     writers: int = 16
     seconds: float = 60 if FULL else 3
@@ -96,7 +98,8 @@ def commit_in_two_phases(connection: psycopg.Connection[Any], chance: random.Ran
 
 
 def harmed(changes: Sequence[Each], fault: str) -> list[Each]:
-    """Return the changes that a faulty consumer processes: it ``skips`` the first, or ``doubles`` it."""
+    """Return the changes that a consumer with a planted fault processes: it ``skips`` the first change, or
+    ``doubles`` it."""
     return [*changes[fault == "skips" :], *changes[: fault == "doubles"]]
 
 
@@ -130,7 +133,10 @@ def consume_once(
 
 @dataclass
 class Consumers:
-    """Run consumers that compete for one feed, read from any of the source's servers, and sometimes fail."""
+    """Consumers that compete for one feed, and sometimes fail.
+
+    Each batch is read from a random server of the source.
+    """
 
     feed: CommitFeed
     results: str
@@ -203,7 +209,10 @@ class Verdict:
 
 
 def judge(results: str, source: str, written: str = "select id::text from revision.commit") -> Verdict:
-    """Compare what was processed with the ledger: every commit that the source holds, whose texts ``written`` returns."""
+    """Compare the processed commits with the ledger of the source.
+
+    ``written`` returns the text of every commit in the source.
+    """
     known = "select coalesce(key, commit_id::text) from"
     with psycopg.connect(source) as connection:
         queue = connection.execute(f"{known} revision.commit_queue order by txid, id").fetchall()

@@ -15,7 +15,7 @@ SHAPES = {
         "array[tenant::text, no::text]::text",
     ),
 }
-"""The columns of a table whose rows get their keys by defaults, and the text of a key."""
+"""By shape of key: the columns of a table whose rows get their keys by defaults, and SQL for the text of a key."""
 PARTS = """
 create table item_0 partition of item for values with (modulus 2, remainder 0);
 create table item_1 partition of item for values with (modulus 2, remainder 1);

@@ -32,7 +32,7 @@ def tables(folder: Path) -> tuple[LakeTable, ...]:
 
 
 def properties(folder: Path) -> dict[str, str]:
-    """The catalog outside of PostgreSQL."""
+    """Return the properties of a catalog outside of PostgreSQL."""
     return {
         "type": "sql",
         "uri": f"sqlite:///{folder / 'company.db'}",
@@ -41,7 +41,7 @@ def properties(folder: Path) -> dict[str, str]:
 
 
 def environment(folder: Path) -> Mapping[str, str]:
-    """The configuration by which processes find that catalog."""
+    """Return the environment variables by which PyIceberg finds that catalog."""
     return {
         f"PYICEBERG_CATALOG__COMPANY__{name.upper()}": value for name, value in properties(folder).items()
     }

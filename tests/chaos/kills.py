@@ -41,11 +41,16 @@ VICTIMS: Mapping[str, tuple[str, ...]] = {
     "cluster's driver": ("reading", "staging"),
     "executor": ("reading", "staging"),
 }
-"""By victim: the steps at which it exists. ``PostgreSQL`` holds the results, ``source`` the changes if they are
-elsewhere."""
+"""By victim: the steps at which the victim runs.
+
+``PostgreSQL`` is the server of the results, and ``source`` the server of the changes if there are two servers.
+"""
 IN_A_CLUSTER = ("cluster's driver", "executor")
 SHARED = "shared"
-"""Used instead of a master: the Spark Connect server of the whole run, which saves the start of a JVM."""
+"""The name that stands for the Spark Connect server of the whole run.
+
+It is used in place of a master, and saves the start of a JVM.
+"""
 OF_A_DRIVER = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -109,8 +114,10 @@ reached("written")
 
 @dataclass(frozen=True)
 class Scene:
-    """A source, a database for the results, and a feed whose first batch is processed. ``folder`` holds the signals of a
-    run. With ``lakes`` the ids are also copied to tables of a lake."""
+    """Two databases, source and results, and a feed whose first batch is processed.
+
+    ``folder`` holds the signals of a run. With ``lakes``, the ids are also copied into tables of a lake.
+    """
 
     source: Cluster
     results: Cluster
@@ -211,7 +218,7 @@ def wait_for_step(scene: Scene, process: subprocess.Popen[str], step: str) -> No
     deadline = time.monotonic() + PATIENCE
     while not (scene.folder / step).exists():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(f"the run never came to {step!r}:\n{log_of(scene, step)}")
+            raise AssertionError(f"the run never reached step {step!r}:\n{log_of(scene, step)}")
         time.sleep(0.02)
     assert process.poll() is None
     passed = dict.fromkeys((scene.folder / "passed").read_text().split())
@@ -248,7 +255,7 @@ def crash(cluster: Cluster) -> None:
 
 
 def told(scene: Scene, name: str) -> int:
-    """Return the process id that the run has written into a file."""
+    """Return the process id that the run has written into the file ``name``."""
     return int((scene.folder / name).read_text())
 
 
@@ -295,8 +302,7 @@ def attempts(scene: Scene, step: str) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Return the numbers of missing and of surplus ids in the copies of the ledger, and the accounts with a wrong
-    total."""
+    """Numbers of missing and of surplus ids in the copies of the ledger, and of accounts with a wrong total."""
 
     lost: int
     doubled: int

@@ -27,12 +27,18 @@ from airflow_pgchange.lake.tables import LakeTable
 
 FEED, TABLE = CommitFeed("chaos", 0), "sales.payment"
 STEPS = ("claimed", "moved", "acked", "committed")
-"""The pointer is moved, but not committed, between ``moved`` and ``committed``."""
+"""The steps of a worker.
+
+The pointer to the metadata is moved at ``moved``, and the move is committed at ``committed``.
+"""
 REMOTE_STEPS = ("claimed", "looked", "moved", "acked", "committed")
-"""Between ``looked`` and ``moved`` the worker has looked for its batch, and not committed. Between ``moved`` and
-``committed`` the catalog has committed, and PostgreSQL has not."""
+"""The steps with an external catalog.
+
+At ``looked`` the worker has searched the table for its batch and has not committed. At ``moved`` the catalog has
+committed, and PostgreSQL has not.
+"""
 PAUSE = 0.05
-"""Seconds that a process may stay at a step, so that kills find it there."""
+"""The maximum pause in seconds at a step, so that kills find a process there."""
 ROWS = pa.schema([("id", pa.int64())])
 TWO_COMMITS = "moves the pointer on a connection of its own, and forgets the batch"
 ONE_LOOK = "repeats a commit without another look"
@@ -41,7 +47,7 @@ ONE_LOOK = "repeats a commit without another look"
 
 @dataclass(frozen=True)
 class Worker:
-    """``remote``: the table is in a REST catalog. ``fault``: none, or a planted fault."""
+    """A worker. ``remote`` means that the table is in a REST catalog. ``fault`` is empty, or a planted fault."""
 
     number: int
     source: str
@@ -65,7 +71,7 @@ class Worker:
         chance, parent = random.Random(self.seed), os.getppid()
         self.note_looks(chance)
         while os.getppid() == parent:
-            # A server that stops, and a consumer that another process holds.
+            # The server may be stopped, or another process may hold the consumer.
             with suppress(PgChangeError, psycopg.Error):
                 self.process(chance)
             time.sleep(0.01)
@@ -87,7 +93,7 @@ class Worker:
         remote.has, remote.OneTry.commit_table = has, commit_table  # type: ignore[method-assign]
 
     def process(self, chance: random.Random) -> int:
-        """Append a batch; how many changes it has."""
+        """Append a batch, and return the number of its changes."""
         with ConsumerTransaction(FEED, self.source, busy_timeout=2) as transaction:
             batch = transaction.claim(chance.choice([1, 7, 50, 1000]))
             if batch is None:
@@ -104,14 +110,14 @@ class Worker:
     ) -> None:
         two = self.fault == TWO_COMMITS
         another = psycopg.connect(self.source, autocommit=True) if two else nullcontext(connection)
-        # A second attempt would find the first by the id of its batch.
+        # Let the batch have another id, because the second attempt would find the first by the id.
         known = replace(batch, id=uuid4().hex) if two else batch
         with another as used, used.transaction() if two else nullcontext():
             write(used, known, self.table, pa.table({"id": pa.array(ids, pa.int64())}, ROWS))
         self.at("moved", chance)
 
     def at(self, step: str, chance: random.Random) -> None:
-        # Whole or not at all: the campaign reads it when this process is stopped.
+        # Write the file in one step: the campaign may read it after this process was stopped at any moment.
         part = self.step.with_suffix(".part")
         part.write_text(step)
         part.replace(self.step)

@@ -26,7 +26,10 @@ ROWS = 400
 GHOSTS = range(5001, 5006)
 """Ids that at first only the mirrors have. A backfill or a truncate must delete them."""
 LATE, LATE_MOVED = 9901, 9902
-"""Ids that a transaction touches which commits late, or a table that moves with its pods undone: once, by nobody else."""
+"""The id that a transaction touches which commits late, and the id in a table that moves before its pods are processed.
+
+Nothing else touches these ids.
+"""
 
 SOURCE = """
 create table told (what text);
@@ -40,8 +43,7 @@ create table mirror (
 
 
 def set_up(source: str, results: str, workers: int, shape: str = "bigint") -> None:
-    """Create tables with rows for which there are no pods, tubes, and mirrors that hold only rows that the tables
-    lack."""
+    """Create tables whose rows are in no pod, tubes, and mirrors that have only rows that the tables lack."""
     with connect(source) as connection:
         connection.execute(WORK + SOURCE)
         for shard in range(1, 5):
@@ -70,7 +72,7 @@ def set_up(source: str, results: str, workers: int, shape: str = "bigint") -> No
 
 
 def change_workers(source: str, workers: int) -> None:
-    """Of all tubes; it is asked again while the pods are being written."""
+    """Change the number of workers of all tubes. Repeat the call while the pods are locked by writers."""
     for tube in TUBES:
         changed = False
         while not changed:
@@ -92,8 +94,10 @@ def commit_late(source: str, shard: int, shape: str = "bigint") -> None:
 
 
 def move(source: str, old: int, new: int, shape: str = "bigint") -> None:
-    """Attach a table under another shard while there are pods of rows and of a truncation under its old shard. It is
-    asked again while the table is being written."""
+    """Attach a table under another shard while its pods under the old shard are not processed.
+
+    These are pods of rows and of a truncation. Repeat the call while writers lock the table.
+    """
     moved = False
     while not moved:
         with suppress(ConsumerBusy):
@@ -117,8 +121,11 @@ def _move(source: str, old: int, new: int, shape: str) -> None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """At rest: rows in which mirror and source differ, pods left, ids that were in two batches at once, batches without
-    an end."""
+    """The errors at the end, when no pod is left to process.
+
+    They are rows in which mirror and source differ, remaining pods, ids that were in two batches at once, and batches
+    without an end.
+    """
 
     differing: frozenset[tuple[Any, ...]]
     pods: int

@@ -34,21 +34,22 @@ Connection = psycopg.Connection[Any]
 TABLES = ("sh0001.item", "sh0002.item", "sh0002.part", "sh0003.item", "sh0004.item")
 MOVED = "sh0002.part"
 TUBES = {"every": "true", "opened": "state = 'open'"}
-"""Each with the rows that it is about."""
+"""The tubes, each with its predicate."""
 PAUSE = 0.02
-"""Seconds for which a worker rests if it has found nothing, and a backfill between two chunks."""
+"""The pause in seconds of a worker that has found nothing, and of a backfill between two chunks."""
 
 
 def attached_to(tube: str) -> list[str]:
-    """The tables that touch a tube."""
+    """Return the tables that are attached to a tube."""
     return [table for table in TABLES if tube == "every" or table != MOVED]
 
 
 @dataclass(frozen=True)
 class Worker:
-    """The arguments of a worker's process. ``fault``: none, ``unlocked``, ``by seq alone``, or a fault of ``harmed``.
+    """The arguments of a worker's process.
 
-    ``shape`` is that of the tables' keys.
+    ``fault`` is empty, ``unlocked``, ``by seq alone``, or a fault of ``harmed``. ``shape`` is the shape of the tables'
+    keys.
     """
 
     source: str
@@ -68,7 +69,7 @@ class Unlocked(TubeFeed):
 
 
 Also = Callable[[Connection, TubeFeed, Sequence[Change]], None]
-"""The further writes for a batch, in its transaction."""
+"""Writes in addition to those of the mirror, in the transaction of the batch."""
 
 
 def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Random, also: Also) -> bool:
@@ -97,7 +98,7 @@ def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Rando
         try:
             wanted = _wanted(log, feed.tube, tables, touched)
         except errors.DeadlockDetected:
-            # A deadlock with writers that truncate tables. PostgreSQL may have chosen this session to fail.
+            # A worker and writers that truncate tables can deadlock, and PostgreSQL may have cancelled this worker.
             failed = True
         if not failed:
 
@@ -116,7 +117,7 @@ def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Rando
 
 
 Wanted = dict[str, dict[int, tuple[int, tuple[Any, ...] | None]]]
-"""Of each table the touched ids, each with its seq and its row, or none where the mirror is to have none."""
+"""By table: the touched ids, each with its seq and its row. The row is None if the mirror must not have it."""
 
 
 def _wanted(
@@ -200,7 +201,7 @@ def held(worker: Worker, feed: TubeFeed) -> tubes.Downstream:
 
 
 class Process:
-    """Run a worker. Its feeds are created anew when the number of workers has changed."""
+    """A worker's process. It creates its feeds anew when the number of workers has changed."""
 
     def __init__(self, worker: Worker, also: Also = lambda *_: None) -> None:
         self.worker = worker
@@ -249,7 +250,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Backfill:
-    """The arguments of a backfill's process: every table that touches the tube."""
+    """The arguments of a backfill's process, which backfills every table of the tube."""
 
     source: str
     tube: str

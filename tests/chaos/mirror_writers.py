@@ -19,10 +19,11 @@ from tests.chaos.mirror_worker import PAUSE, TABLES, TUBES
 Connection = psycopg.Connection[Any]
 TRUNCATED = ("sh0002.item", "sh0003.item", "sh0004.item")
 WRITTEN = 300
-"""Writers touch the ids 1 to WRITTEN, and move them by 1000."""
+"""Writers touch the ids from 1 to WRITTEN, and sometimes add 1000 to an id."""
 STATES = ("open", "closed")
 CROWDED = 300
-"""Pods of a tube for whose replay writers wait: backfills come after them, and where more and more come, never."""
+"""If a tube has more pods, writers wait for its workers: pods of a backfill come last, and would otherwise never be
+processed."""
 OTHER = "t.id + case when t.id < 500 then 1000 else -1000 end"
 
 
@@ -30,8 +31,10 @@ OTHER = "t.id + case when t.id < 500 then 1000 else -1000 end"
 def writing(
     source: str, truncates: bool = True, paced: bool = False, writers: int = 8
 ) -> Iterator[Counter[str]]:
-    """Run writers until the block ends, and yield a record of their work. If they are ``paced``, they wait for the
-    workers."""
+    """Run writers until the block ends, and yield counts of their work.
+
+    If they are ``paced``, they wait for the workers.
+    """
     stopping, done = threading.Event(), [Counter[str]() for _ in range(writers)]
     threads = [
         threading.Thread(

@@ -88,7 +88,10 @@ def end_what_writers_left(source: str) -> None:
 
 
 def what_clients_know(place: Place, client: int, relay: str) -> Any:
-    """Wait until a client has received the last change of the catalogue. Return the events that a new client gets."""
+    """Wait until a client has received the last change of the catalogue.
+
+    Return the events that a new client receives.
+    """
     last = one(
         place.source, "select array[term, index] from topology.log order by term desc, index desc limit 1"
     )
@@ -109,7 +112,7 @@ def what_clients_know(place: Place, client: int, relay: str) -> Any:
 
 
 def drain(place: Place, feeds: Sequence[str] = ALL) -> None:
-    """Process everything in place of the consumers, which have ended."""
+    """Process everything that is left. The consumers have ended."""
     end_what_writers_left(place.source)
     if place.fault == "":
         event_log.drain(place.source, place.results)
@@ -124,7 +127,7 @@ def drain(place: Place, feeds: Sequence[str] = ALL) -> None:
 
 
 def _work_off(kind: str, place: Place, consumer: Any) -> None:
-    """Process everything in rounds until nothing is ready and nothing will become ready."""
+    """Process batches in rounds until none is ready and none will become ready."""
     deadline, idle = time.monotonic() + PATIENCE, 0
     while idle < 2:
         found = consumer.round()
@@ -139,7 +142,7 @@ WAITING: Mapping[str, str] = {
     "messages": "select sum(ready + delayed + waiting + in_work) > 0 from mbus.queues() where qname = 'orders'",
     "sagas": "select exists (select from mbus.saga where state in ('forward', 'rolling back'))",
 }
-"""By kind: a query for whether there is work that is not ready yet."""
+"""By kind of feed: a query that tells whether there is work that is not ready yet."""
 
 
 def _let_one_worker_do_all(source: str) -> None:

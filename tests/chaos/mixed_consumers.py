@@ -56,7 +56,7 @@ class Topology(Batches):
 
 
 class Tubes:
-    """Keeps the mirrors of all tubes, and notes the ids that it replayed."""
+    """Keeps the mirrors of all tubes, and records the replayed ids."""
 
     def __init__(self, place: Place, log: Connection, reached: Reached) -> None:
         end_work(log, os.getpid(), "cut off", "began")

@@ -23,7 +23,7 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True)
 class Place:
-    """The databases of a consumer. ``fault``: none, or a fault of ``harmed``."""
+    """The databases of a consumer. ``fault`` is empty, or a fault of ``harmed``."""
 
     source: str
     results: str
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass
 class Notes:
-    """A file of records of a process, a line for each. A written line survives a kill of the process."""
+    """A file with the records of a process, a line for each. A written line survives a kill of the process."""
 
     file: int
 

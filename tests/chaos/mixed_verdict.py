@@ -21,8 +21,11 @@ from tests.sagas import is_right, refused_step
 
 @dataclass(frozen=True)
 class Count:
-    """The number of changes that were committed for a feed. How many of them are lost, were processed twice, or were
-    processed without a commit. Also how often they were out of order, if the feed has an order."""
+    """The errors in the changes of a feed.
+
+    Counted are the changes that were committed, lost, processed twice, or processed without a commit. If the feed has
+    an order, changes out of order are counted, too.
+    """
 
     expected: int
     lost: int = 0
@@ -46,7 +49,7 @@ def compared(expected: Iterable[Hashable], processed: Iterable[Hashable]) -> Cou
 
 
 def judge(place: Place, feeds: Sequence[str] = ALL) -> dict[str, Count]:
-    """The figures of each feed."""
+    """Return the counts of each feed."""
     counts: dict[str, Count] = {}
     for feed in feeds:
         counts |= JUDGES[feed](place)
@@ -60,7 +63,10 @@ def _commits(place: Place) -> dict[str, Count]:
 
 
 def _tubes(place: Place) -> dict[str, Count]:
-    """Each touched id is replayed in the transaction that takes its pod off. In the end each mirror equals its source."""
+    """Each touched id must be replayed in the transaction that deletes its pod.
+
+    In the end each mirror must equal its source.
+    """
     touched = one(place.source, f"select count(*) from ({TOUCHED}) as t")
     lost, extra = map(int, one(place.source, REPLAYED_NOT_AS_TOUCHED))
     found = mirror.judge(place.source, place.source)
@@ -98,9 +104,9 @@ def _groups(place: Place) -> dict[str, Count]:
 
 
 def _handlers(place: Place) -> dict[str, Count]:
-    """A handler gets each event once in all runs that came to their end.
+    """A handler must get each event once in the runs that were completed.
 
-    A run that ended early may have called it too, and may have scheduled a retry of a call that failed.
+    A run that ended early may have called it, too, and may have scheduled a retry of a failed call.
     """
     with psycopg.connect(place.source) as connection:
         sid, conditions = connection.execute(
@@ -135,7 +141,10 @@ def _messages(place: Place) -> dict[str, Count]:
 
 
 def _sagas(place: Place) -> dict[str, Count]:
-    """Each saga is done or undone as a whole. The figures count lost and repeated steps, and sagas out of order."""
+    """Each saga must be done or compensated completely.
+
+    The counts are lost steps, repeated steps, and sagas out of order.
+    """
     acts: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
     with psycopg.connect(place.source) as connection:
         started = [saga for (saga,) in connection.execute("select saga from started")]
@@ -174,8 +183,10 @@ JUDGES: Mapping[str, Callable[[Place], dict[str, Count]]] = {
 
 
 def judge_clients(place: Place, known: Any) -> dict[str, Count]:
-    """A client receives each change after its snapshot once, in order. In the end it has the same state as a new
-    client."""
+    """A client must receive each change after its snapshot once and in order.
+
+    In the end its state must equal that of a new client.
+    """
     with psycopg.connect(place.source) as connection:
         logged = connection.execute("select term, index from topology.log order by term, index").fetchall()
     total, pictures = Count(0), 0
@@ -199,7 +210,7 @@ def judge_clients(place: Place, known: Any) -> dict[str, Count]:
 
 
 def _connections(noted: Sequence[dict[str, Any]]) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
-    """Return for each connection of a client the position of its snapshot, and the events after it."""
+    """Return by connection of a client the position of its snapshot, and the events after the snapshot."""
     found: list[tuple[tuple[int, int], list[tuple[int, int]]]] = []
     for line in noted:
         if "snapshot" in line:

@@ -25,7 +25,10 @@ from tests.chaos.steps import OF_A_BATCH, OF_A_WRITER, Order, follow_batches
 
 @dataclass(frozen=True)
 class Member:
-    """A process of the campaign: its ``role``, what ``kind`` of writer or consumer it is, and its number."""
+    """A process of the campaign.
+
+    ``kind`` is the kind of writer or consumer, and ``number`` tells processes of a kind apart.
+    """
 
     role: str
     kind: str
@@ -90,7 +93,10 @@ class Member:
         through_faults(work, stopped, (*mixed_writers.LOCKED_OUT, ConsumerBusy))
 
     def follow(self, stopped: Callable[[], bool]) -> None:
-        """Record each snapshot and each event after it, and in the end the state of the cluster that they give."""
+        """Record each snapshot and each event after it.
+
+        At the end, record the state of the cluster that results from them.
+        """
         client, notes = (
             TopologyClient(self.relay, Topology(gather_interval=0.1)),
             Notes.of(self.place, "client"),
@@ -118,7 +124,7 @@ class Member:
 
 
 def picture(topology: Topology) -> Any:
-    """The state of a client, as JSON."""
+    """Return the state of a client as JSON."""
     known = {
         "instances": {uuid: asdict(one) for uuid, one in sorted(topology.instances.items())},
         "replicasets": {uuid: one.master for uuid, one in sorted(topology.replicasets.items())},
@@ -143,7 +149,7 @@ def main() -> None:
     asked: list[bool] = []
     member = _member(sys.argv[1])
     if member.role != "helper":
-        # Helpers end at once: what they have begun is gone on with later.
+        # Helpers do not wait for the end of their work, because the drain completes it.
         signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
     logging.basicConfig(level=logging.ERROR)
     threading.Thread(target=_end_with, args=[member.parent], daemon=True).start()

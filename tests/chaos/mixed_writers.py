@@ -30,9 +30,12 @@ CAMPAIGN = Campaign(delay=0.1)
 LOCKED_OUT = (errors.DeadlockDetected, errors.LockNotAvailable)
 """Errors of a session that waited for another session's lock. Its transaction is rolled back, and the next begins."""
 OPEN_SAGAS = "select count(*) > 10 from mbus.saga where state in ('forward', 'rolling back')"
-"""Handlers follow slowly: each of some ten messages of a saga has a transaction of its own."""
+"""Whether writers of sagas must wait.
+
+Handlers are slow, because each of some ten messages of a saga has its own transaction.
+"""
 RANGE = 100
-"""Buckets that move together."""
+"""The number of buckets that move together."""
 
 
 def end(connection: Connection, chance: random.Random) -> None:
@@ -57,7 +60,7 @@ def rows(connection: Connection, chance: random.Random) -> None:
 
 
 def events(began: float) -> Write:
-    """Publish events. A process that replaces another continues its numbers of events."""
+    """Return a writer of events. A process that replaces another continues its numbers of events."""
     publisher = Publisher("", os.getpid(), CAMPAIGN, threading.Event(), threading.Event())
     numbers: Iterator[int] = itertools.count(int(1000 * (time.time() - began)))
     return lambda connection, chance: publisher.transaction(connection, chance, numbers)
@@ -96,7 +99,7 @@ def sagas(connection: Connection, chance: random.Random) -> None:
 
 
 def topology(connection: Connection, chance: random.Random) -> None:
-    """Go on with the moves of buckets that have begun, or change a state or a master, or begin a move."""
+    """Continue the moves of buckets that have begun, or change a state or a master, or begin a move."""
     connection.execute("begin")
     moving = _moving(connection)
     try:
@@ -130,7 +133,7 @@ def _change(connection: Connection, chance: random.Random) -> None:
 
 
 def _moving(connection: Connection) -> list[tuple[int, int, str]]:
-    """Ranges of buckets that are being moved, with their states."""
+    """Return the ranges of buckets that are being moved, with their states."""
     return connection.execute(
         "select bucket_id_start, bucket_id_end, state from topology._pico_bucket where state <> 'active' order by 1"
     ).fetchall()
@@ -142,7 +145,7 @@ def _move_on(connection: Connection, first: int, last: int, state: str) -> None:
 
 
 def finish_moves(connection: Connection) -> None:
-    """Let all buckets arrive."""
+    """Complete all moves of buckets."""
     while moving := _moving(connection):
         _move_on(connection, *moving[0])
 
@@ -179,8 +182,10 @@ def run(
 def commit_prepared(
     connection: Connection, whose: Callable[[int], bool] = lambda process: not runs(process)
 ) -> int:
-    """Commit the transactions that a process prepared and did not end, if ``whose`` is true of the process: by default,
-    if it is gone. Return how many there were."""
+    """Commit prepared transactions whose process is gone, or whose process makes ``whose`` true.
+
+    Return their number.
+    """
     found = connection.execute(
         "select gid from pg_prepared_xacts where database = current_database()"
     ).fetchall()

@@ -62,7 +62,7 @@ def commit_results_first(transaction: ConsumerTransaction, write: Any) -> None:
     acknowledge(transaction)
 
 
-# The test stands for the worker. A worker keeps the fork server alive for all of its tasks.
+# The test takes the place of Airflow's worker, which keeps the fork server alive for all of its tasks.
 spark_connect.keeper = os.getppid
 acknowledge = ConsumerTransaction.ack
 follow_batches(reached, ("acked", "committed"))

@@ -33,9 +33,9 @@ from tests.batches import connections_reused
 Connection = psycopg.Connection[Any]
 RESULT = "create table public.result (place bigint generated always as identity, id text not null)"
 OUTAGES = 0.05
-"""The share of attempts that end with an outage."""
+"""The share of attempts that fail with an outage."""
 STATEMENTS = 150
-"""A consumer dies before or after one of so many first statements, unless it has come to the end before."""
+"""A consumer dies before or after a random statement among its first 150, unless it ends earlier."""
 PATIENCE = 60.0
 
 _processes = multiprocessing.get_context("forkserver")
@@ -48,7 +48,7 @@ class Poison(Exception):
 
 @dataclass(frozen=True)
 class Orders:
-    """Work as a consumer does: process the feed to its end, except the changes that are ``poison``."""
+    """The orders to a consumer: it processes the feed to its end, and fails on the changes of ``poison``."""
 
     feed: Feed
     db: str
@@ -59,14 +59,14 @@ class Orders:
     chance: str
     was_killed: bool
     fault: str
-    """A fault that is planted, such as ``loses a change``; empty for none."""
+    """The planted fault, such as ``loses a change``. Empty if there is none."""
 
 
 class Consumer:
-    """A process that works off a feed, and dies at a random statement.
+    """A process that consumes the feed, and dies at a random statement.
 
-    If the process before it was killed, it dies only after its first transaction. Otherwise a batch whose process died at
-    each of its attempts would wait for a person.
+    If the process before it was killed, it dies only after its first transaction. Otherwise a batch whose process died
+    at each of its attempts would wait for a person.
     """
 
     def __init__(self, orders: Orders) -> None:
@@ -153,7 +153,7 @@ def _consume(orders: Orders) -> None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The numbers of errors. ``neighbours``: dead letters with other changes than a single poisonous change."""
+    """The numbers of errors. ``neighbours`` are dead letters with other changes than one poisonous change."""
 
     lost: int = 0
     doubled: int = 0
@@ -168,9 +168,10 @@ RIGHT = Verdict()
 
 @dataclass(frozen=True)
 class Campaign:
-    """A feed with ``ids`` in the order of the feed. A hundredth of them, at least 1, is poison.
+    """A feed, and ``ids`` in the order of the feed.
 
-    ``line_of`` returns the line to which a change belongs: changes of the same line keep their order.
+    A hundredth of the changes, at least one, is poison. ``line_of`` returns the line to which a change belongs: the
+    changes of a line keep their order.
     """
 
     feed: Feed
@@ -187,7 +188,7 @@ class Campaign:
         return frozenset(chance.sample(list(self.ids), max(1, len(self.ids) // 100)))
 
     def run(self, db: str, connection: Connection, folder: Path) -> tuple[Verdict, int]:
-        """Consume the feed to its end; the verdict, and how many consumers were killed."""
+        """Consume the feed to its end. Return the verdict, and the number of consumers that were killed."""
         connection.execute(RESULT)
         log, kills, was_killed = folder / "attempts", 0, False
         for number in range(1000):
@@ -234,12 +235,16 @@ class Campaign:
         return wrong
 
     def _extra_attempts(self, log: Path) -> int:
-        """The attempts after the first on each whole batch, and all on its parts."""
+        """Return the number of attempts on whole batches after the first attempt, and of all attempts on their
+        parts."""
         attempts = [json.loads(line) for line in log.read_text().splitlines()]
         return len(attempts) - len({each["whole"] for each in attempts})
 
     def _bound(self, kills: int, log: Path) -> int:
-        """The most attempts that poison, kills and outages explain; a half of commits can begin inside a transaction."""
+        """Return the maximum number of attempts that poison, kills and outages explain.
+
+        Half a batch of commits can begin within a transaction, so it takes up to two halvings.
+        """
         attempts = [json.loads(line) for line in log.read_text().splitlines()]
         halvings = math.ceil(math.log2(min(self.limit, len(self.ids)))) * (
             2 if self.feed.kind == "commit" else 1
@@ -249,7 +254,7 @@ class Campaign:
 
 
 def _until_free(connection: Connection, feed: Feed) -> None:
-    """Wait until the server has noticed that a consumer was killed."""
+    """Wait until the server has noticed that the consumer was killed, and has released its lock."""
     deadline = time.monotonic() + PATIENCE
     while ask(connection, feed.locked()):
         assert time.monotonic() < deadline

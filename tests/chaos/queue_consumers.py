@@ -17,11 +17,11 @@ from tests.chaos.steps import Reached
 from tests.sagas import WORKED, note, ready, refused_step
 
 CALLS = (1, 1, 1, 5, 70)
-"""How many calls a transaction has. From its 65th message on, a transaction locks whole parts."""
+"""The possible numbers of calls in a transaction. From its 65th message on, a transaction locks whole parts."""
 
 
 class Messages(Batches):
-    """Receives by the feed or by SQL. Results are kept at the queue."""
+    """Receives messages by the feed or by SQL. The results are in the database of the queue."""
 
     def __init__(self, place: Place, log: Connection, reached: Reached) -> None:
         super().__init__(place, log, reached)
@@ -47,7 +47,7 @@ class Messages(Batches):
 
 
 class Calls(Messages):
-    """Receives by SQL alone, up to one of ``limits`` messages in a call. Some transactions are rolled back."""
+    """Receives messages by SQL alone, at most one of ``limits`` in a call. Some transactions are rolled back."""
 
     def __init__(self, place: Place, log: Connection, reached: Reached, limits: Sequence[int]) -> None:
         super().__init__(place, log, reached)
@@ -87,7 +87,7 @@ def _receive(connection: Connection, consumer: str, iids: Sequence[str]) -> None
 
 
 class Sagas(Batches):
-    """Does and undoes the steps of sagas, a message a transaction."""
+    """Does and compensates the steps of sagas, with a transaction for each message."""
 
     def __init__(self, place: Place, log: Connection, reached: Reached) -> None:
         super().__init__(place, log, reached)

@@ -11,7 +11,7 @@ from uuid import UUID
 from airflow_pgchange.feeds.keys import Key
 
 NUMBERS = range(10_000)
-"""All numbers that rows have."""
+"""All numbers that rows can have."""
 
 
 def _uuid(number: int) -> str:
@@ -21,7 +21,10 @@ def _uuid(number: int) -> str:
 
 @dataclass(frozen=True)
 class Shape:
-    """``columns`` declares the key, behind the other columns; ``key`` returns what a worker gets for a number."""
+    """A key.
+
+    ``columns`` declares it after the other columns of a table, and ``key`` returns a worker's key for a row's number.
+    """
 
     types: tuple[str, ...]
     columns: str
@@ -43,17 +46,17 @@ SHAPES = {
         lambda number: (_uuid(number % 5), number),
     ),
 }
-"""The key ``pair`` is that of a partitioned table, in which a new number moves a row to another partition."""
+"""The keys by name. The key ``pair`` belongs to a partitioned table: a new number moves a row to another partition."""
 
 
 @cache
 def numbers(shape: str) -> dict[Key, int]:
-    """Return the number from which a key was computed."""
+    """Return the number of each key."""
     return {SHAPES[shape].key(number): number for number in NUMBERS}
 
 
 def parts(shape: str, table: str) -> str:
-    """Statements that create the partitions of a table."""
+    """Return the statements that create the partitions of a table."""
     if shape != "pair":
         return ""
     return "".join(

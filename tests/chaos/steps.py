@@ -86,7 +86,7 @@ def follow_batches(reached: Reached, steps: Collection[str] = OF_A_BATCH) -> Non
 
 
 def writers_connection(reached: Reached) -> type[psycopg.Connection[Any]]:
-    """A class of connections that call ``reached`` at the steps of a writer."""
+    """Return a class of connections that call ``reached`` at the steps of a writer."""
 
     class Connection(psycopg.Connection[Any]):
         def execute(self, query: Any, *arguments: Any, **named: Any) -> Any:

@@ -53,18 +53,19 @@ class DeltaCampaign(Campaign):
 @LARGER
 @pytest.mark.timeout(900)
 def test_kills_lose_and_double_no_row_of_a_delta_table(new_cluster, tmp_path):
-    """A minute at a release: workers are killed, and overtaken by a retry, before and after the commit to the table."""
+    """Takes a minute at a release: workers are killed, and overtaken by a retry, before and after the commit to the
+    table."""
     passed(DeltaCampaign(new_cluster(), tmp_path))
 
 
 @LARGER
 @pytest.mark.timeout(900)
 def test_kills_lose_and_double_no_row_of_a_delta_table_on_s3(new_cluster, tmp_path, s3_server):
-    """A minute at a release: the same, with log and files on S3."""
+    """Takes a minute at a release: the same campaign, with the table's log and files on S3."""
     passed(DeltaCampaign(new_cluster(), tmp_path, server=s3_server))
 
 
 @PROOF
 def test_the_campaign_catches_a_commit_to_a_delta_table_without_another_look(new_cluster, tmp_path):
-    """Takes seconds: processes are killed, and overtaken, until each of that has happened."""
+    """Takes seconds: processes are killed and overtaken until both have happened at the right moments."""
     assert DeltaCampaign(new_cluster(), tmp_path, ONE_LOOK).run().twice > 0

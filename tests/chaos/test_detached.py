@@ -50,7 +50,7 @@ NOTED = (
     "ack of what was acked before",
     "second ack, which writes nothing",
 )
-"""Events that must happen in a whole campaign, by the notes of its processes."""
+"""Events that must happen in a whole campaign. The processes record each of them."""
 NOTED_IN_EVERY_RUN = (
     "ack",
     "claim of a batch whose lease ended",
@@ -61,9 +61,9 @@ NOTED_IN_EVERY_RUN = (
 )
 """Events that must happen in the short campaign."""
 NOT_HERE = {"number of workers changed", WAITED}
-"""The campaign over all feeds has them."""
+"""Events that do not happen here. The campaign over all feeds has them."""
 KILLS = ("kill at step claimed", "kill at step read", "kill at step committed")
-"""The faults of the short campaign: a kill of each role."""
+"""The faults of the short campaign: one kill for each role."""
 EVERY_RUN = "commit"
 """The kind of feed whose campaign every run has. Claims of events and of the topology have the same implementation."""
 LARGER = pytest.mark.release(
@@ -73,7 +73,7 @@ LARGER = pytest.mark.release(
 
 @dataclass
 class DetachedFaults(Faults):
-    """Faults of a whole campaign, or only some kinds."""
+    """The faults of a whole campaign, or only some kinds of them."""
 
     database: str = ""
     only: Sequence[str] = ()
@@ -90,7 +90,7 @@ class DetachedFaults(Faults):
 
 @dataclass(frozen=True)
 class Campaign:
-    """A campaign of one kind of feed. ``claimers``, ``jobs`` and ``ackers`` are numbers of processes."""
+    """A campaign for one kind of feed. ``claimers``, ``jobs`` and ``ackers`` are the numbers of processes."""
 
     kind: Kind
     source: str
@@ -124,8 +124,10 @@ class Campaign:
 
     @property
     def missing(self) -> list[str]:
-        """Return the events that have not happened. The workers of a queue share their consumer, and no lease refuses
-        their claims."""
+        """Return the expected events that have not happened.
+
+        The workers of a queue share one consumer, so no lease refuses their claims.
+        """
         noted = self.files.noted()
         return [
             what
@@ -168,8 +170,10 @@ class Campaign:
         return happened
 
     def drain(self) -> None:
-        """Process what remains, in place of the processes, which have ended. Acks of theirs that are late must be refused
-        or kept."""
+        """Process the rest of the changes.
+
+        The processes have ended, and their late acks must have been refused or committed.
+        """
         acker = Worker(replace(self.member("acker", 99), fault=""))
         empty = 0
         while empty < 2:
@@ -229,7 +233,7 @@ def _cases() -> Iterator[Any]:
 def test_servers_that_crash_too(
     new_cluster: Callable[..., Cluster], name: str, apart: bool, tmp_path: Path
 ) -> None:
-    """A minute for each feed."""
+    """Takes a minute for each feed."""
     cluster = new_cluster()
     source = results = cluster.conninfo()
     if apart:

@@ -21,7 +21,7 @@ from tests.chaos.kills import until
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a campaign: the number of consumers that compete for the groups, of writers and of kills."""
+    """The size of a campaign: the numbers of consumers that compete for the groups, of writers, and of kills."""
 
     processes: int
     kills: int
@@ -36,7 +36,7 @@ class Size:
 
 SMALL = Size(processes=2, kills=1, writers=2, maintained=False)
 WHOLE = Size(processes=4, kills=2, writers=4, maintained=True, turns=12 if FULL else 1)
-"""Partitions are created and dropped during the campaign."""
+"""The large campaign. Partitions are created and dropped while it runs."""
 PUBLISHED = (
     "plain",
     "direct",
@@ -68,8 +68,10 @@ def kill_some(at_work, kills):
 
 
 def crash(source, publishers, at_work):
-    """Stop the server immediately while all publish and a consumer is in the middle of a batch. A transaction is open
-    and another is prepared. Return the ids of both."""
+    """Stop the server immediately in the middle of the work. Return the ids of an open and of a prepared event.
+
+    At that moment all publishers work, and a consumer is in the middle of a batch.
+    """
     wait_for_more(publishers)
     consumer = at_work.freeze_at_work()
     with psycopg.connect(source.conninfo(), autocommit=True) as connection:
@@ -90,7 +92,7 @@ def crash(source, publishers, at_work):
 
 
 def run(source, results, folder, size):
-    """Run the campaign. Return counts of its faults, and the events that were acknowledged and rolled back."""
+    """Run the campaign. Return counts of its faults, and the acknowledged and the rolled-back events."""
     event_log.set_up(source.conninfo(), results)
     acknowledged, undone = [], []
     with crew(source.conninfo(), folder, consumers(source.conninfo(), results, size.processes)) as at_work:

@@ -32,7 +32,7 @@ def assert_sound(done, verdict, in_order=False):
 
 
 def test_results_beside_the_commits(new_cluster):
-    """Process in order in every run, because the other campaigns choose at random and may all be out of order."""
+    """Process in order in this test: the other campaigns choose at random, and all of them may choose out of order."""
     source = new_cluster().conninfo()
     done = harness.run(CommitFeed("chaos", 0, in_order=True), source, [source], Campaign())
     assert_exactly_once(done, source, source, in_order=True)
@@ -113,7 +113,7 @@ def test_the_harness_catches_a_stored_raw_snapshot(new_cluster, standby_of):
 
 
 def run_naive(source, servers, read):
-    """A naive consumer with the same writers. At the end it drains the feed as ours does."""
+    """Run a naive consumer beside the same writers. At the end, drain the feed as our consumers do."""
     harness.prepare_results(source)
     campaign = Campaign(writers=8)
     deadline = time.monotonic() + campaign.seconds

@@ -13,7 +13,7 @@ from tests.chaos import kills
 from tests.chaos.harness import FULL, PROOF
 
 NASTIEST = (("operator", "staging"), ("PostgreSQL", "acked"))
-"""In a normal run: while a driver works, and right before a commit."""
+"""The cases of a normal run: while a driver works, and right before a commit."""
 OTHERS = pytest.mark.release(
     "every run kills an operator while its driver stages and PostgreSQL right before the commit; "
     "Spark tries the tasks of an executor again"
@@ -38,12 +38,12 @@ LAKE_CASES = [
     ("cluster's driver", "staging"),
     ("executor", "staging"),
 ]
-"""External catalogs have committed at ``merged``, and PostgreSQL has not."""
+"""The cases with a lake. At ``merged`` external catalogs have committed, and PostgreSQL has not."""
 OF_LAKES = pytest.mark.release("every run has such kills by batches in Python, in test_lake.py")
 DURING_SPARK = ("opened", "reading", "staging", "written")
 AFTER_SPARK = ("merged", "acked", "committed")
 LIVES_ON = ("source", "executor")
-"""The job can continue without these victims: it queries the source again, and Spark retries an executor's tasks."""
+"""Victims without which the job continues: it queries the source again, and Spark retries the tasks of an executor."""
 EXIT_CODES = {"driver": -signal.SIGKILL, "cluster's driver": -signal.SIGKILL}
 """The exit code of spark-submit in the operator's error."""
 
@@ -64,7 +64,10 @@ def scene(new_cluster, tmp_path):
 
 
 def master_of(step):
-    """A step after Spark's end needs no separate driver. A release starts a driver for each batch."""
+    """Return the master for a kill at a step.
+
+    After Spark's end it makes no difference, so the shared server will do. A release starts a driver for each case.
+    """
     return kills.SHARED if not FULL and step in AFTER_SPARK else "local[2]"
 
 
@@ -83,7 +86,8 @@ def test_a_kill_loses_and_doubles_nothing(request, scene, victim, step, apart):
 @OF_LAKES
 @pytest.mark.parametrize(("victim", "step"), LAKE_CASES)
 def test_a_kill_loses_and_doubles_nothing_in_a_lake(request, scene, victim, step):
-    """Takes seconds: as above, and each table of the lake is read by a process of its own."""
+    """Takes seconds: the operator is a process, its driver a JVM, and each table of the lake is read by a process of
+    its own."""
     killed(request, scene, victim, step, lakes=True)
 
 
@@ -117,7 +121,7 @@ def killed(request, scene, victim, step, *, apart=False, lakes=False):
 
 @PROOF
 def test_the_campaign_catches_results_that_are_committed_before_the_progress(scene):
-    """Takes seconds: the operator is a process, twice."""
+    """Takes seconds: the operator runs twice, each time as a process."""
     at, master = scene(), master_of("merged")
     with kills.operator(at, master, "merged", separately=True) as process:
         kills.wait_for_step(at, process, "merged")

@@ -27,7 +27,7 @@ from tests.lakes import Lake
 from tests.rest_catalog import RETRIED, Fault, RestCatalog
 
 FAULTS = {*RETRIED} - {Fault.SILENT}
-"""A worker would wait for a minute after each silence. Another test does that."""
+"""The faults of the catalog. A silent catalog would keep a worker for a minute, and has a test of its own."""
 SECONDS = float(os.environ.get("SECONDS", "60" if FULL else "10"))
 LARGER = pytest.mark.release(
     "every run has tests of a rollback and of another writer, in tests/integration/lake"
@@ -63,8 +63,8 @@ class Verdict:
 class Campaign:
     """A table, and processes that append to it while they are killed.
 
-    ``rest`` is the catalog of a table that is not in the database; ``server`` has the files of a table on S3. ``killed``
-    counts the kills by their steps.
+    ``rest`` is the catalog of a table outside of the database. ``server`` has the files of a table on S3. ``killed``
+    counts the kills by step.
     """
 
     cluster: Cluster
@@ -81,12 +81,12 @@ class Campaign:
 
     @property
     def events(self) -> set[str]:
-        """Events that must happen in each campaign."""
+        """The events that must happen in each campaign."""
         return {*self.steps, CRASH, *([] if self.rest is None else [OVERTAKEN])}
 
     @property
     def is_complete(self) -> bool:
-        """Whether all these events have happened."""
+        """Whether all of these events have happened."""
         answered = self.rest is None or ({*self.rest.fired} == FAULTS and self.rest.conflicts > 0)
         return answered and self.killed.keys() >= self.events
 
@@ -104,7 +104,7 @@ class Campaign:
 
     @property
     def location(self) -> str:
-        """The metadata file of the table."""
+        """The location of the table's metadata file."""
         if self.rest is not None:
             return self.rest.catalog.load_table(TABLE).metadata_location
         with psycopg.connect(self.source) as connection:
@@ -112,7 +112,7 @@ class Campaign:
             return str(connection.execute(query).fetchall()[0][0])
 
     def run(self) -> Verdict:
-        """Write, append and kill. Return the ids in the table."""
+        """Write and append changes, and kill workers. Return the verdict."""
         self.new_table()
         workers = [self.worker(number) for number in range(3)]
         with crew(self.source, self.folder, [worker.command() for worker in workers]) as started:
@@ -141,7 +141,10 @@ class Campaign:
         return self.judge()
 
     def next_at(self, step: str, workers: Sequence[Worker]) -> Worker:
-        """Write until a worker is at this step. When the worker is stopped, it may have gone further."""
+        """Write until a worker is at this step, and return the worker.
+
+        Until it is stopped, it may go on to later steps.
+        """
         while True:
             insert(self.source, self.chance.randint(1, 5))
             for _ in range(100):
@@ -200,14 +203,14 @@ def passed(campaign: Campaign) -> None:
 @LARGER
 @pytest.mark.timeout(900)
 def test_kills_of_workers_and_servers_lose_and_double_no_row(new_cluster, tmp_path):
-    """A minute at a release: kills at each step of a commit."""
+    """Takes a minute at a release: kills at each step of a commit."""
     passed(Campaign(new_cluster(), tmp_path))
 
 
 @LARGER
 @pytest.mark.timeout(900)
 def test_kills_lose_and_double_no_row_on_s3(new_cluster, tmp_path, s3_server):
-    """A minute at a release: the same, with the files on S3."""
+    """Takes a minute at a release: the same campaign, with the files on S3."""
     passed(Campaign(new_cluster(), tmp_path, server=s3_server))
 
 
@@ -215,8 +218,10 @@ def test_kills_lose_and_double_no_row_on_s3(new_cluster, tmp_path, s3_server):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rest", ["local files", "S3"], indirect=True)
 def test_kills_lose_and_double_no_row_of_another_catalog(new_cluster, tmp_path, rest):
-    """A minute at a release: workers are killed, or overtaken by a retry, before and after the catalog commits. The
-    catalog gives wrong answers or none."""
+    """Takes a minute at a release: workers are killed, or overtaken by a retry, before and after the catalog commits.
+
+    The catalog sometimes gives a wrong answer or none.
+    """
     passed(Campaign(new_cluster(), tmp_path, rest=rest, server=rest.store))
     print(
         f"{len(rest.commits)} commits, {rest.conflicts} conflicts, {Counter(fault.name for fault in rest.fired)}"
@@ -225,11 +230,11 @@ def test_kills_lose_and_double_no_row_of_another_catalog(new_cluster, tmp_path, 
 
 @PROOF
 def test_the_campaign_catches_a_pointer_that_moves_by_a_commit_of_its_own(new_cluster, tmp_path):
-    """Takes seconds: processes are killed until a process was between both commits."""
+    """Takes seconds: processes are killed until a process was killed between both commits."""
     assert Campaign(new_cluster(), tmp_path, TWO_COMMITS).run().twice > 0
 
 
 @PROOF
 def test_the_campaign_catches_a_commit_that_is_repeated_without_another_look(new_cluster, tmp_path, rest):
-    """Takes seconds: processes are killed, and overtaken, until each of that has happened."""
+    """Takes seconds: processes are killed and overtaken until both have happened at the right moments."""
     assert Campaign(new_cluster(), tmp_path, ONE_LOOK, rest).run().twice > 0

@@ -19,9 +19,9 @@ from tests.chaos.mirror_writers import writing
 
 @dataclass(frozen=True)
 class Size:
-    """How many processes keep the mirrors, what happens to them, and to which numbers of workers all tubes are set.
+    """The size of a campaign: processes, faults, and the numbers of workers that all tubes get in turn.
 
-    At times there are more processes than workers. Then several of them compete for a worker.
+    At times there are more processes than workers. Then several processes compete for a worker.
     """
 
     processes: int
@@ -75,7 +75,7 @@ def kill_a_backfill(source, backfills, tube):
                 assert backfills.kill(number)
                 found = connection.execute(running, [tube]).fetchall()
             else:
-                # The backfill has finished before the test looked.
+                # The backfill ended before the test could kill it.
                 assert process.returncode == 0, backfills.told()
                 backfills.running[number] = backfills.start(backfills.commands[number])
     return found[0]
@@ -99,7 +99,7 @@ def run(source, results, folder, size, shape):
                     for process in backfills.running:
                         assert process.wait() == 0, backfills.told()
                 for id, looked_at in killed:
-                    # Not more, where its table was truncated meanwhile.
+                    # A truncation of its table may have left the backfill less to read.
                     resumed = "select state = 'done' and looked_at >= %s from tube.backfill where id = %s"
                     assert one(source, resumed, looked_at, id)
             until(lambda: one(source, FAILED), "a batch that failed")

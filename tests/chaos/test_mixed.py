@@ -31,9 +31,9 @@ pytestmark = pytest.mark.release(
 )
 
 SECONDS = float(os.environ.get("SECONDS", "400" if FULL else "10"))
-"""Seconds during which faults happen. With the three seeds of a release, 20 minutes in all."""
+"""The seconds during which faults happen. The three seeds of a release take 20 minutes in all."""
 WRITER_OF = {"tubes": "rows", "handlers": "events"}
-"""The writer for each kind of consumer, if it has another name."""
+"""The writer for a kind of consumer, if the writer has another name."""
 SEVERAL = {"tubes": 3, "events": 2, "handlers": 2, "commits": 2, "messages": 2, "sagas": 2}
 """The number of processes that compete for a feed; default: 1."""
 
@@ -88,7 +88,7 @@ def run(server, place, feeds, folder, relay):
 
 @pytest.mark.timeout(7200)
 def test_each_change_of_each_feed_is_processed_exactly_once(new_cluster, server, tmp_path):
-    """Takes minutes: everybody is at work while faults happen, drawn from a seed."""
+    """Takes minutes: all processes work while faults happen, which are drawn from a seed."""
     cluster = new_cluster(autovacuum="on", autovacuum_naptime="5s")
     feeds = [feed for feed in mixed.ALL if feed not in ("messages", "sagas") or has_hstore(server)]
     elsewhere, in_order = random.Random(f"{SEED} ways").choices([False, True], k=2)
@@ -107,7 +107,7 @@ def test_each_change_of_each_feed_is_processed_exactly_once(new_cluster, server,
 
 
 def write(source, kind, transactions=4):
-    """Some transactions of a writer."""
+    """Run some transactions of a writer."""
     chance = random.Random(f"{SEED} {kind}")
     with psycopg.connect(source, autocommit=True) as connection:
         write = WRITERS[kind](time.time())

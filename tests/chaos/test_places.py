@@ -27,7 +27,7 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of feed whose consumers can be moved: one of its consumers, and how changes come to it."""
+    """A kind of feed whose consumers can be moved: one of its consumers, and the function that writes changes."""
 
     feed: Callable[[str], Movable]
     begin: Callable[[Connection, str], object]
@@ -146,7 +146,7 @@ def test_a_crash_forgets_no_transaction_that_a_consumer_was_moved_behind(new_clu
 
 
 def use_up_and_crash(primary) -> None:
-    """A crash of this server loses transactions, unless something else makes it keep them."""
+    """Use up transaction ids and crash the server until the crash has lost some of these ids."""
     for _ in range(10):
         with at(primary.conninfo()) as there:
             for _ in range(200):

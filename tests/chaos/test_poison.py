@@ -47,7 +47,7 @@ def _topology(connection: Connection, n: int) -> list[str]:
 
 
 def _rows(connection: Connection, n: int) -> list[int]:
-    """Rows of one statement, whose ids are one pod."""
+    """Insert rows by one statement, so that their ids are one pod."""
     query = "insert into public.item (n) select n from generate_series(1, %s) as n returning id"
     return [row[0] for row in connection.execute(query, [n]).fetchall()]
 

@@ -29,16 +29,16 @@ pytestmark = pytest.mark.release(
 SECONDS = float(os.environ.get("SECONDS", "60" if FULL else "6"))
 """Seconds during which faults happen."""
 SOON = 2.0
-"""Seconds after the last post within which everything is received."""
+"""The seconds after the last post within which everything must be received."""
 PATIENCE = 10.0
-"""Seconds after the last post within which a campaign that loses nothing ends on a busy machine."""
+"""The seconds after the last post within which a campaign that loses nothing must end on a busy machine."""
 CONSUMERS = {
     "singles": ["singles"] * 4,
     "batches": ["batches"] * 4,
     "both": ["singles", "singles", "batches", "batches"],
 }
 OF_OTHERS = ("number of workers changed", "lock storm", WAITED, "vacuum full")
-"""Faults of the campaign over all feeds. While tables are locked nobody can receive soon."""
+"""Faults that only the campaign over all feeds has: while tables are locked, nobody can receive soon."""
 DUE = "select count(*) + count(*) filter (where kind = 'even') - (select count(*) from received) from posted"
 """Return the number of messages that the two consumers have not received yet."""
 FORGET = """
@@ -69,7 +69,7 @@ PLANTED = [
 
 
 def members(place, kinds):
-    """The processes of the campaign, by their crews."""
+    """Return the processes of the campaign, by crew."""
 
     def made(role, kind, number=0):
         name = f"{SEED} {role} {kind} {number}"
@@ -83,7 +83,7 @@ def members(place, kinds):
 
 
 def seconds_to_receive_the_rest(source):
-    """Wait until everything is received, and return the seconds that it took; infinity if messages are missing."""
+    """Wait until everything is received. Return the seconds that it took, or infinity if messages are missing."""
     began = time.monotonic()
     with psycopg.connect(source, autocommit=True) as connection:
         while (took := time.monotonic() - began) < PATIENCE:

@@ -25,7 +25,7 @@ def test_a_crash_of_the_source_that_reuses_transaction_ids(new_cluster):
     harness.prepare_results(results)
     before = insert(source.conninfo(), 5)
     drain(results, source.conninfo())
-    # A full page of WAL is written at once. Whether later records are written with it is undefined.
+    # A crash loses no transaction id if PostgreSQL has written the last records of WAL with a full page. So try again.
     for _ in range(10):
         with psycopg.connect(source.conninfo()) as connection:
             for _ in range(200):
@@ -106,8 +106,10 @@ def test_a_promotion_that_lost_the_tail_is_told_and_repaired(new_cluster, standb
 
 
 def restore(source, target):
-    """Restore the roles first, because a dump of a database has none. Roles that exist in both clusters are left
-    alone."""
+    """Restore a database, and before it the roles, because a dump of a database has no roles.
+
+    Roles that exist in both clusters stay as they are.
+    """
     command = [source.program("pg_dumpall"), "--roles-only", "-d", source.conninfo()]
     roles = subprocess.run(command, check=True, capture_output=True).stdout
     dumps.load(target, target.conninfo(), roles, *dumps.ANYWAY)

@@ -1,1 +1,2 @@
-"""``make matrix``: tests beside the versions of Airflow, Spark, Python and PostgreSQL that the suite does not have."""
+"""``make matrix``: run tests with versions of Airflow, Spark, Python and PostgreSQL that the test suite does not
+use."""

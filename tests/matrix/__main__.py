@@ -55,7 +55,7 @@ has to run are among them.
 
 """
 Results = dict[str, dict[str, str]]
-"""By cell and step what came of it."""
+"""By cell and step: the outcome."""
 
 
 def main() -> int:
@@ -77,8 +77,8 @@ def main() -> int:
 
 
 def keep(cell: Cell, step: str, told: str) -> None:
-    """Write a result to the file and to the page."""
-    # Read only now: another process may have run other cells meanwhile.
+    """Store an outcome in the file of results, and write the page anew."""
+    # Read the file as late as possible, because another process may have run other cells meanwhile.
     results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results[cell.name] = {**results.get(cell.name, {}), step: told}
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
@@ -86,7 +86,7 @@ def keep(cell: Cell, step: str, told: str) -> None:
 
 
 def run(cell: Cell, steps: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Run the steps of a cell one after another, and give what came of each."""
+    """Run the steps of a cell one after another. Yield the name and the outcome of each."""
     day = datetime.now(UTC).date().isoformat()
     for name in steps:
         print(f"{cell.name}: {name}", flush=True)
@@ -104,7 +104,7 @@ def run(cell: Cell, steps: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def page(results: Results) -> str:
-    """Return the page of these results."""
+    """Return the content of the page for these outcomes."""
     steps = [step for step in STEPS if step not in OF_FOLDERS]
     full = [cell for cell in CELLS if not cell.steps]
     return HEAD + _table(CELLS, steps, results) + OF_INTEGRATION + _table(full, list(OF_FOLDERS), results)

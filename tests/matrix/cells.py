@@ -49,30 +49,37 @@ TOOLS = (
 )
 """The packages that the tests need besides this package."""
 SQLALCHEMY = "sqlalchemy==1.4.*"
-"""Airflow 3.1's own constraints hold it. PyIceberg's SqlCatalog needs 2; a write to an Iceberg table needs none."""
+"""The version that Airflow 3.1's constraints require.
+
+PyIceberg's SqlCatalog needs version 2. Writing to an Iceberg table needs no SQLAlchemy.
+"""
 BOUND = ("adbc-driver-manager", "adbc-driver-postgresql", "deltalake", "psycopg", "psycopg-binary")
-"""Packages of which this package needs a newer version than the Airflow of a cell had on its day."""
+"""Packages of which this package needs a newer version than existed on the day of a cell."""
 
 
 EXCLUDED = Path(__file__).with_name("excluded.txt")
-"""pyspark, which takes minutes to build, although Airflow's provider of Spark asks for it: one step alone needs it."""
+"""A list of packages not to install: pyspark, because it takes minutes to build.
+
+Airflow's provider of Spark requires pyspark, but only one step uses it.
+"""
 CLIENTS = ("4.0", "4.1", "4.2")
-"""Versions of Spark of which the package registry has a pyspark-client."""
+"""Versions of Spark with a package pyspark-client in the package registry."""
 OF_SPARK = ("install", "Spark batch")
-"""The steps of a cell that is there for its pair of client and server."""
+"""The steps of a cell that only tests a pair of client and server."""
 INTEGRATION = "tests/integration"
 WITHOUT_SERVERS = ("install", "import", "DAGs", "unit tests")
-"""The steps that need neither PostgreSQL nor a Java."""
+"""The steps that need neither PostgreSQL nor Java."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Versions that are tested together. ``day``: newer packages are left out, but for the tools and ``BOUND``.
+    """Versions that are tested together.
 
-    ``postgres`` is a major version of ``tests/suite/postgresql.py``. ``spark`` is the version beside Airflow, which is
-    the client of a Spark Connect server. ``server`` is the version of that server, if it is another. ``steps`` are the
-    names of those that the cell runs; none: all. ``lowest``: each package that ours needs has the lowest version that
-    ``pyproject.toml`` allows, and SQLAlchemy is 1.4.
+    With ``day``, packages newer than that day are left out, except the tools and ``BOUND``. ``postgres`` is a major
+    version of ``tests/suite/postgresql.py``. ``spark`` is the version beside Airflow, which is also the client of a
+    Spark Connect server. ``server`` is the version of that server, if it differs. ``steps`` are the steps that the cell
+    runs, or all if it is empty. With ``lowest``, each required package has the lowest version that ``pyproject.toml``
+    allows, and SQLAlchemy is 1.4.
     """
 
     python: str
@@ -95,7 +102,7 @@ class Cell:
 
     @property
     def of_server(self) -> Cell:
-        """The cell whose Spark the Connect server has."""
+        """The cell whose Spark the Connect server uses."""
         return replace(self, spark=self.server or self.spark, server="")
 
 
@@ -120,16 +127,20 @@ CELLS = (
         for client, server in (("4.2", "4.0"), ("4.2", "4.1"), ("4.0", "4.2"), ("4.1", "4.2"))
     ),
 )
-"""The oldest first. Each version of Python, Airflow, PostgreSQL and Spark is in a cell with all steps."""
+"""The cells, oldest first. Each version of Python, Airflow, PostgreSQL and Spark is in a cell that runs all steps."""
 OLDEST = CELLS[0]
 
 
 class NotRun(Exception):
-    """A step cannot be run on this machine."""
+    """Raised if a step cannot be run on this machine."""
 
 
 Step = Callable[[Cell], str | None]
-"""Runs a part of a cell, and may return how many tests it ran. Raises CalledProcessError if it fails, and NotRun."""
+"""A function that runs a part of a cell.
+
+It may return the number of tests that it ran. It raises CalledProcessError if the step fails, and NotRun if the step
+cannot be run.
+"""
 
 
 def install(cell: Cell) -> None:
@@ -158,7 +169,7 @@ def _environment(cell: Cell) -> None:
 
 
 def _interpreter(version: str) -> str:
-    """The Python of pyenv, into whose folder uv does not look, or else what uv knows by its version."""
+    """Return the Python of pyenv, or else the version for uv. uv does not search pyenv's folder."""
     found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     return str(found[-1]) if found else version
 
@@ -180,17 +191,18 @@ def dags(cell: Cell) -> None:
 
 def unit_tests(cell: Cell) -> None:
     """Run the tests without a server."""
-    # The suite's own pyspark and pyspark-client are equal; a cell has the client alone, or two versions.
+    # In the test suite's environment, pyspark and pyspark-client are equal. A cell has only the client, or two
+    # versions.
     _pytest(cell, "-n", "2", "tests/unit", *(f"--deselect={test}" for test in OF_EQUAL_SPARK))
 
 
 def wake_up(cell: Cell) -> None:
-    """Have a real scheduler and triggerer start a DAG for rows, which it processes once each."""
+    """Let a real scheduler and triggerer start a DAG for new rows. The DAG processes each row once."""
     _pytest(cell, f"tests/system/test_airflow.py::test_a_whole_airflow[{cell.postgres}-always]")
 
 
 def page(cell: Cell) -> None:
-    """Have a person skip a failed batch, and look at the last hour, in Airflow's pages."""
+    """Skip a failed batch, and view the last hour, in Airflow's pages as a user does."""
     if shutil.which("chromium") is None:
         raise NotRun("no Chromium")
     _pytest(cell, *(f"tests/system/test_page.py::{test}[{cell.postgres}]" for test in ON_THE_PAGE))
@@ -239,7 +251,7 @@ STEPS: Mapping[str, Step] = {
 
 
 def _pytest(cell: Cell, *tests: str, settings: Mapping[str, str] | None = None) -> None:
-    """Run tests, which are named in full: pytest fails if a name has none."""
+    """Run tests by their full names. pytest fails if a name has no test."""
     _python(cell, "-m", "pytest", "-q", "--release", "--servers", cell.postgres, *tests, settings=settings)
 
 
@@ -249,7 +261,7 @@ def _python(cell: Cell, *arguments: str, settings: Mapping[str, str] | None = No
 
 
 def _certificates() -> dict[str, str]:
-    """uv by itself trusts only the certificates that it brings."""
+    """Return the variable by which uv trusts the system's certificates. By default uv trusts only its own."""
     return {"SSL_CERT_FILE": str(CERTIFICATES)} if CERTIFICATES.exists() else {}
 
 

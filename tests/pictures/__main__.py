@@ -41,7 +41,7 @@ def main(names: list[str]) -> int:
         url = running.enter_context(airflow(folder, databases))
         browser = running.enter_context(started(folder))
         contexts = running.enter_context(views.opened(browser))
-        # From the first look on the server goes on to look, so the written hour has no hole at its end.
+        # From the first query on the server takes samples, so the prepared hour has no gap at its end.
         views.warm_up(contexts["light"], url)
         with psycopg.connect(databases["airline"], autocommit=True) as connection:
             past.write(connection)

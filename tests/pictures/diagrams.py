@@ -9,9 +9,9 @@ from pathlib import Path
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WIDTH, HEIGHT = 168, 58
-"""Of a box, in pixels."""
+"""The width and height of a box in pixels."""
 COLUMN, ROW = 278, 112
-"""From one box to the next: a label of 16 characters fits between two columns."""
+"""The distance from one box to the next in pixels. A label of 16 characters fits between two columns."""
 MARGIN = 20
 COLORS = {
     "yours": ("#f8fafc", "#94a3b8"),
@@ -19,7 +19,7 @@ COLORS = {
     "results": ("#d1fae5", "#047857"),
     "failed": ("#fee2e2", "#b91c1c"),
 }
-"""The fill and the border of a box."""
+"""By kind of box: the fill and the border colour."""
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 HEAD = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="{font}" font-size="13" \
@@ -90,7 +90,7 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of a time line or of a queue, from one column to another."""
+    """A bar on a time line or in a queue, from one column to another."""
 
     text: str
     start: float
@@ -110,7 +110,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Mark:
-    """A line across rows at a moment or at a place, with a label above."""
+    """A line across rows at a moment or at a place. It has a label above it."""
 
     text: str
     column: float
@@ -144,7 +144,7 @@ Shape = Box | Arrow | Bar | Mark | Note
 
 
 def drawn(title: str, columns: float, rows: float, shapes: Sequence[Shape]) -> str:
-    """An SVG of some columns and rows of boxes. Arrows lie under the boxes."""
+    """Return an SVG with columns and rows of boxes. Arrows lie under the boxes."""
     width = 2 * MARGIN + (columns - 1) * COLUMN + WIDTH
     height = 2 * MARGIN + (rows - 1) * ROW + HEIGHT
     ordered = sorted(shapes, key=lambda shape: not isinstance(shape, Arrow))

@@ -1,4 +1,4 @@
-"""The last hour of every consumer, written as if somebody had looked at the page all the time."""
+"""The last hour of every consumer, written into the database as if the page had been open all the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PNG files of few bytes: with a palette, which a screen of text hardly exceeds, and compressed as far as it goes."""
+"""Small PNG files: with a palette, which is enough for a screen of text, and with the best compression."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from playwright.sync_api import Browser
 
 COLOURS = 256
-"""So many a palette of PNG may have."""
+"""The maximum number of colours in a palette of PNG."""
 DECODED = """
 async (encoded) => {
     const image = new Image();
@@ -24,11 +24,11 @@ async (encoded) => {
     return [image.width, image.height, btoa(text)];
 }
 """
-"""The browser knows how to read a PNG: its width, its height, and its pixels in base64, with four bytes each."""
+"""A script by which the browser decodes a PNG. It returns width, height, and the pixels in base64, four bytes each."""
 
 
 def smaller(browser: Browser, image: bytes) -> bytes:
-    """The same picture with a palette. A colour that is not in it becomes the nearest that is."""
+    """Return the same picture with a palette. A colour that is not in the palette becomes the nearest colour in it."""
     tab = browser.new_page()
     width, height, encoded = tab.evaluate(DECODED, base64.b64encode(image).decode())
     tab.close()
@@ -48,7 +48,7 @@ def smaller(browser: Browser, image: bytes) -> bytes:
 
 
 def _reduced(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A palette, three bytes for each colour, and the place of each pixel in it."""
+    """Return a palette, three bytes for each colour, and for each pixel the place of its colour in the palette."""
     known, places, counts = np.unique(pixels, return_inverse=True, return_counts=True)
     colours = known.view(np.uint8).reshape(-1, 4)[:, :3]
     colours = colours.astype(int)
@@ -56,7 +56,7 @@ def _reduced(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     distances = np.full(len(colours), 3 * 255**2)
     palette = []
     for number in range(min(COLOURS, len(colours))):
-        # Next, the colour that looks worst so far: far from the palette, and on many pixels.
+        # Add the colour that would look worst without an entry: it is far from the palette, and many pixels have it.
         palette.append(colours[(distances * counts).argmax()])
         from_it = ((colours - palette[-1]) ** 2).sum(axis=1)
         nearest[from_it < distances] = number

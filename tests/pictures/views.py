@@ -1,4 +1,4 @@
-"""Which pictures there are, and how a browser takes each."""
+"""The pictures of the page, and how a browser takes each of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.browser import come_back
 Theme = Literal["light", "dark"]
 THEMES: tuple[Theme, ...] = ("light", "dark")
 WIDTH = 1240
-"""Pixels: the guide shows a picture about so wide."""
+"""The width of a window in pixels. The guide shows pictures at about this width."""
 PATIENCE = 60_000
-"""Milliseconds that a view may take to show what it is to show."""
+"""The milliseconds within which a view must show its content."""
 LOOKS = 4_000
-"""Milliseconds after which the page has asked twice: its numbers are those of now."""
+"""The milliseconds to wait before a picture. By then the page has queried twice, so its numbers are current."""
 SCROLLED = "document.querySelector('[data-page=pgchange]').scrollTo(0, 0)"
 CUT = """
 () => [...document.querySelectorAll('[data-page=pgchange] tbody button')].filter((button) => {
@@ -70,7 +70,10 @@ PICTURES = (
 
 
 def warm_up(context: BrowserContext, url: str) -> None:
-    """Keep the overview open until it shows the samples of the last minutes. Then the server samples for an hour."""
+    """Keep the overview open until it shows the samples of the last minutes.
+
+    After that the server takes samples for an hour.
+    """
     tab = context.new_page()
     tab.set_default_timeout(PATIENCE)
     come_back(tab, url)
@@ -80,7 +83,7 @@ def warm_up(context: BrowserContext, url: str) -> None:
 
 @contextmanager
 def opened(browser: Browser) -> Iterator[dict[Theme, BrowserContext]]:
-    """A context of the browser for each theme: what a context has loaded, it does not load again."""
+    """Yield a browser context for each theme. A context loads the files of the page only once."""
     with ExitStack() as open_contexts:
         yield {
             theme: open_contexts.enter_context(
@@ -91,7 +94,7 @@ def opened(browser: Browser) -> Iterator[dict[Theme, BrowserContext]]:
 
 
 def take(context: BrowserContext, url: str, picture: Picture) -> bytes:
-    """The PNG of a picture. Raises AssertionError if a button of a table is cut."""
+    """Return the PNG of a picture. Raise AssertionError if the edge of a table cuts off a button."""
     tab = context.new_page()
     tab.set_default_timeout(PATIENCE)
     expect.set_options(timeout=PATIENCE)

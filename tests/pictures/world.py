@@ -45,7 +45,7 @@ ELSEWHERE = CommitFeed("cluster_audit", 0)
 MISFIT = (
     "insert into public.route_delay values ('UA', 'EWR', 'ORD', 1, 1, 0, 9223372036854775807 + 1::bigint, 0)"
 )
-"""A batch fails on this statement: a sum that its column cannot hold."""
+"""A statement that fails a batch: the sum is too large for its column."""
 TOUR = Saga(
     "tour",
     (
@@ -64,7 +64,7 @@ GROUPS = {
 }
 """Groups of the event log with their topics. The first is that of ``dags/event_handlers.py``."""
 IN_TURN = ("rooms", "flights", "flights", "transfers", "transfers", "tour_end")
-"""The queues in which the messages of a tour come, one after another."""
+"""The queues in which the messages of a tour become ready, one after another."""
 TOURS: tuple[tuple[int, tuple[str, ...], dict[str, Answer]], ...] = (
     (7, IN_TURN, {}),
     (
@@ -81,19 +81,23 @@ TOURS: tuple[tuple[int, tuple[str, ...], dict[str, Answer]], ...] = (
         {"flight_there": TryAgain("flight_there is in other hands", delay=timedelta(minutes=30))},
     ),
 )
-"""Tours by their ids: whose messages are handled how often, and what the handlers answer. The first is booked, the second
-is undone, and the third goes on."""
+"""Tours: an id, the queues whose messages are handled, one after another, and the handlers' answers.
+
+The first tour is booked, the second is compensated, and the third continues.
+"""
 RUN = "flight_delays/asset__2013-01-07T12%3A30%3A00%2B00%3A00/totals/-1"
 
 
 class _Over(Exception):
-    """The pictures are taken."""
+    """Raised when the pictures are taken."""
 
 
 @contextmanager
 def made(cluster: Cluster) -> Iterator[dict[str, str]]:
-    """Connection strings of the databases, by the ids of their Airflow connections. Sessions that are at work, or that
-    consumers wait for, are open inside."""
+    """Create the databases, and yield their connection strings by Airflow connection.
+
+    In the block some sessions are open: sessions that work, and sessions for which consumers wait.
+    """
     databases = {name: _new(cluster, name) for name in ("airline", "catalogue")}
     airline = databases["airline"]
     with ExitStack() as held, psycopg.connect(airline, autocommit=True) as connection:
@@ -117,7 +121,7 @@ def _new(cluster: Cluster, name: str) -> str:
 
 @contextmanager
 def _at_work(feed: Feed, db: str, limit: int) -> Iterator[None]:
-    """A session that is at work on a batch."""
+    """Yield a consumer transaction that is working on a batch."""
     with suppress(_Over), ConsumerTransaction(feed, db) as transaction:
         assert transaction.claim(limit)
         yield
@@ -131,7 +135,7 @@ def _process(feed: Feed, db: str, limit: int, run: str | None = None) -> None:
 
 
 def _fail(feed: Feed, db: str, limit: int, statement: str, times: int = 1, run: str = "") -> None:
-    """Have a batch fail on a statement so many times."""
+    """Let a batch fail on a statement this number of times."""
     for number in range(times):
         with (
             suppress(psycopg.Error),
@@ -142,7 +146,7 @@ def _fail(feed: Feed, db: str, limit: int, statement: str, times: int = 1, run: 
 
 
 def _give_up(feed: Feed, db: str, statement: str, reason: str, *, limit: int = 1, times: int = 1) -> None:
-    """Make a batch that fails on a statement a dead letter."""
+    """Make a dead letter of a batch that fails on a statement."""
     _fail(feed, db, limit, statement, times)
     with psycopg.connect(db, autocommit=True) as connection:
         by_hand.skip_batch(connection, connection, feed, reason)
@@ -181,7 +185,7 @@ def _commits(held: ExitStack, connection: Connection, databases: dict[str, str])
 
 
 def _move(connection: Connection, count: int) -> None:
-    """Write movements, each a commit of the trunk."""
+    """Write movements. Each is a commit of the trunk."""
     connection.execute(
         "insert into public.movement (kind, flight_date, carrier, flight, origin, dest, at, delay) "
         "select (array['departure', 'arrival'])[1 + n %% 2], '2013-01-01', (array['UA', 'AA', 'B6', 'DL'])[1 + n %% 4], "
@@ -229,7 +233,7 @@ def _backfill(connection: Connection, tube: str, table: str, chunks: int) -> Non
 def _events(held: ExitStack, connection: Connection, airline: str) -> None:
     for table in ("pgmb.events", "pgmb.dispatched"):
         drop_all(connection, table)
-    # As if the event log had been there for two hours.
+    # Publish the events as if the event log had existed for two hours.
     for minutes in (120, 60, 0):
         maintain(connection, f"-{minutes} min")
     for group, topics in GROUPS.items():
@@ -239,7 +243,7 @@ def _events(held: ExitStack, connection: Connection, airline: str) -> None:
         events.publish(connection, *["public.flight.update"] * count)
         events.poll_all(connection)
         if minutes:
-            # The id of a dispatch says when it was.
+            # Let the dispatch look as old as its events: its id contains its time.
             connection.execute(
                 "update pgmb.dispatched set id = left(pgmb.create_event_id(now() - %s * interval '1 min', 0), 15) "
                 "|| right(id, 9) where pgmb.extract_date_from_event_id(id) > now() - interval '10 min'",
@@ -271,7 +275,7 @@ def _sagas(held: ExitStack, connection: Connection, airline: str) -> None:
 
 
 def _answer(airline: str, queue: str, answers: dict[str, Answer]) -> None:
-    """Have the next message of a saga in a queue answered as its step is."""
+    """Answer the next message of a saga in a queue with the answer for its step."""
     with ConsumerTransaction(QueueFeed(queue), airline) as transaction:
         assert transaction.claim(1), queue
         (change,) = transaction.changes()

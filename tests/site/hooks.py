@@ -22,7 +22,7 @@ GENERATED = {
     "functions": sql.functions,
     "grants": sql.grants,
 }
-"""The text for each mark such as ``<!-- generated: commands -->`` of a page."""
+"""By mark, such as ``<!-- generated: commands -->``: the function that returns the text for it."""
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 LANGUAGES = {".py": "python", ".sh": "bash", ".sql": "sql", ".yml": "yaml"}
 
@@ -65,7 +65,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _targets(page: Path) -> Iterator[Path]:
-    """The files that a page links to, as paths from the top of the source."""
+    """Return the files to which a page links, as paths from the root of the repository."""
     for link in LINK.findall(FENCE.sub("", _text(page))):
         path = link.partition("#")[0]
         if path and "://" not in path:
@@ -73,7 +73,7 @@ def _targets(page: Path) -> Iterator[Path]:
 
 
 def _text(path: Path) -> str:
-    """The page for a file or folder of the source."""
+    """Return the content of the page for a source file or folder."""
     file = ROOT / path
     if file.is_dir():
         names = sorted(each.name for each in file.iterdir() if each.suffix == ".py")
@@ -84,7 +84,7 @@ def _text(path: Path) -> str:
 
 
 def site_uri(path: Path) -> str:
-    """The place of a file of the source in the site."""
+    """Return the path of the page for a source file."""
     if path.parts[0] == DOCS:
         return path.relative_to(DOCS).as_posix()
     if (ROOT / path).is_dir():
@@ -93,7 +93,7 @@ def site_uri(path: Path) -> str:
 
 
 def source_path(uri: str) -> Path:
-    """The inverse of ``site_uri``."""
+    """Return the source file of a page: the reverse of ``site_uri``."""
     path = Path(uri)
     if path.parts[0] != "source":
         return DOCS / path

@@ -11,14 +11,11 @@ FOLDER = "reference/python"
 
 
 class Undocumented(Exception):
-    """Public names have no docstring."""
+    """Raised if public names have no docstring."""
 
 
 def pages() -> dict[str, str]:
-    """The text of the page of each place that exports names, by its path in the site.
-
-    Raises Undocumented if a name has no docstring.
-    """
+    """Return the content of the page of each module that exports names, by the page's path. Raises Undocumented."""
     _, *found = places()
     exported = {name for place in found for name in place.exported}
     missing = [
@@ -33,7 +30,7 @@ def _page(place: Module, exported: Set[str]) -> str:
     lines = [f"# {place.name.rpartition('.')[2].capitalize()}", "", _docstring(place, ""), ""]
     lines += [f"Import these names from `{place.name}`.", ""]
     found = {name: found for name in place.exported if (found := definition(place, name)) is not None}
-    # The place itself imports a name only when it is used, so this is the name of the module that defines it.
+    # The exporting module imports the name only when it is used, so refer to the module that defines the name.
     lines += [f"::: {where.name}.{name}\n" for name, (where, _) in found.items()]
     bases = {
         path: None
@@ -53,7 +50,7 @@ def _page(place: Module, exported: Set[str]) -> str:
 
 
 def _bases(where: Module, node: ast.ClassDef, exported: Set[str]) -> Iterator[str]:
-    """The classes whose arguments a class takes, too, and which no place exports."""
+    """Yield the base classes with arguments that the class takes, too, if no module exports the base class."""
     for name, (origin, base) in bases_of(where, node):
         if name not in exported and ":param" in (ast.get_docstring(base) or ""):
             yield f"{origin.name}.{name}"
@@ -61,7 +58,7 @@ def _bases(where: Module, node: ast.ClassDef, exported: Set[str]) -> Iterator[st
 
 
 def _docstring(place: Module, name: str) -> str:
-    """The docstring of a public name, or of the place itself; empty if it has none."""
+    """Return the docstring of a public name, or of the exporting module itself. Return an empty text if it has none."""
     if not name:
         return ast.get_docstring(place.tree) or ""
     found = definition(place, name)

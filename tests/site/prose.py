@@ -12,13 +12,13 @@ from tests.prose import Text
 from tests.readme import ROOT
 
 MEAN = 16
-"""Words of a sentence on average, at most."""
+"""The maximum mean length of a sentence in words."""
 LONGEST = 30
-"""Words of a sentence, at most."""
+"""The maximum length of a sentence in words."""
 LONGEST_CELL = 25
-"""Words of a table cell, at most."""
+"""The maximum length of a table cell in words."""
 SHARES = {"what": 2.0, "who": 0.5, "one": 4.0}
-"""How often each word may occur in a thousand words."""
+"""By word: the maximum number of occurrences in a thousand words."""
 WORST = 20
 
 LEFT_OUT = re.compile(r"^(?P<fence> *```).*?^ *```$|<!--.*?-->|^---\n.*?\n---$", re.DOTALL | re.MULTILINE)
@@ -47,7 +47,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Prose:
-    """The sentences of paragraphs and lists, and the cells of tables."""
+    """The sentences and the table cells of a page. The sentences are those of paragraphs and lists."""
 
     sentences: Sequence[Sentence]
     cells: Sequence[Sentence]
@@ -62,7 +62,7 @@ class Prose:
 
     @cached_property
     def long(self) -> Sequence[Sentence]:
-        """The sentences that are too long, also those in cells, the longest first."""
+        """Return the sentences and cells that are too long, the longest first."""
         parts = [part for cell in self.cells for part in _sentences(cell.page, cell.text)]
         found = [each for each in (*self.sentences, *parts) if each.words > LONGEST]
         return sorted(found, key=lambda each: -each.words)
@@ -72,7 +72,7 @@ class Prose:
         return [each for each in self.cells if each.words > LONGEST_CELL]
 
     def share(self, word: str) -> float:
-        """How often a word occurs in a thousand words."""
+        """Return how often a word occurs in a thousand words."""
         text = " ".join(each.text for each in (*self.sentences, *self.cells))
         return 1000 * len(re.findall(rf"\b{word}\b", text, re.IGNORECASE)) / max(self.words, 1)
 
@@ -82,7 +82,7 @@ class Prose:
 
 
 def pages() -> dict[str, Prose]:
-    """The prose of the README and of each page of the site, by its path."""
+    """Return the prose of the README and of each page, by path."""
     paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return {path.relative_to(ROOT).as_posix(): prose(path) for path in paths}
 
@@ -109,7 +109,8 @@ def whole(found: dict[str, Prose]) -> Prose:
 
 
 def report(found: dict[str, Prose]) -> Iterator[str]:
-    """Lines with the figures of each page and of all, then the worst sentences and the cells that are too long."""
+    """Yield lines with the figures of each page and of all pages, and then the worst sentences and the cells that
+    are too long."""
     every = whole(found)
     for sentence in (*every.long[:WORST], *every.long_cells):
         yield str(sentence)

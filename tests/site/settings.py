@@ -10,7 +10,7 @@ from airflow_pgchange.provider_info import get_provider_info
 
 
 def commands() -> str:
-    """A section for each command, with its arguments."""
+    """Return a section for each command, with its arguments."""
     from airflow_pgchange.cli.definition import COMMON, get_pgchange_cli_commands
 
     (group,) = get_pgchange_cli_commands()
@@ -45,7 +45,7 @@ def _help(action: argparse.Action) -> str:
 
 
 def configuration() -> str:
-    """A section for each option of the provider in ``airflow.cfg``."""
+    """Return a section for each option of the provider in ``airflow.cfg``."""
     lines = []
     for section, told in get_provider_info()["config"].items():
         for name, option in told["options"].items():

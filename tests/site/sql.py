@@ -35,14 +35,14 @@ where p.pronamespace = %s::regnamespace and p.prorettype <> 'trigger'::regtype
 order by p.proname, p.pronargs
 """
 WIDTH = 80
-"""Characters of a line that the site shows without scrolling."""
+"""The number of characters of a line that the site shows without scrolling."""
 EVERYBODY = "reader_of_the_docs"
 ROLE = re.compile(r"select pgchange\.add_role\(\s*'(\w+)', '(\w+)'(.*?)\);\n", re.DOTALL)
 LITERAL = r"'(?:[^']|'')*'(?:\s*'(?:[^']|'')*')*"
 
 
 def functions() -> str:
-    """A section for each schema, with the functions that some role may be granted, from a new database."""
+    """Return a section for each schema, with its functions that some role may be granted, as in a new database."""
     cluster = Cluster.create(system_binaries())
     try:
         with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
@@ -56,7 +56,7 @@ def functions() -> str:
 
 
 def codes() -> str:
-    """A row for each SQLSTATE that our functions raise, with the public error that it is in Python."""
+    """Return a row for each SQLSTATE that our functions raise, with the corresponding public exception in Python."""
     rows = []
     for code, error in BY_SQLSTATE.items():
         if code.startswith("PC"):
@@ -91,7 +91,7 @@ def _section(connection: psycopg.Connection[Any], name: str) -> Iterator[str]:
 
 
 def grants() -> str:
-    """The rights that each ``grant_`` function grants, as its schema declares them."""
+    """Return the rights that each ``grant_`` function grants, as its schema declares them."""
     lines: list[str] = []
     for path in sorted((ROOT / "sql").glob("*/*roles.sql")):
         for name, role, declared in ROLE.findall(path.read_text()):

@@ -15,7 +15,7 @@ from airflow_pgchange.feeds.schema_feed import OfferedFeed
 @kind_of_feed
 @dataclass(frozen=True)
 class DiaryFeed(OfferedFeed):
-    """Every line of the diary, exactly once per reader and in the order of writing."""
+    """Every line of the diary, exactly once for each reader and in the order of writing."""
 
     kind: ClassVar[str] = "diary"
     schema: ClassVar[str] = "diary"

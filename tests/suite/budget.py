@@ -58,7 +58,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Spent:
-    """CPU seconds of a run, and of each test function by its file and name; and the seconds that each file took."""
+    """CPU seconds of a run and of each test function, and the seconds that each file took."""
 
     yardstick: float
     total: float
@@ -90,7 +90,7 @@ def yardstick() -> float:
 
 
 def _cpu() -> float:
-    """CPU seconds of this thread, and of the processes that have ended."""
+    """Return the CPU seconds of this thread and of processes that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_THREAD, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -145,7 +145,7 @@ def excess(spent: Spent, allowed: Budget) -> list[str]:
 
 
 def _costs(root: Path) -> Mapping[str, FileCost]:
-    """The recorded costs of the test files; none in a checkout that has no budget."""
+    """Return the recorded costs of the test files. Return nothing in a checkout without a budget."""
     return recorded(root).files if (root / FILE).exists() else {}
 
 

@@ -56,10 +56,18 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.suite.check", description=__doc__)
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="take these as changed; default: ask git")
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="treat these files as changed; default: those that git reports",
+    )
     parser.add_argument("--feed", choices=FEEDS, help="every unit and integration test of a feed")
-    parser.add_argument("--seconds", type=float, help="how long the tests may take")
-    parser.add_argument("--base", help="the revision to compare with; default: where this branch left main")
+    parser.add_argument("--seconds", type=float, help="seconds that the tests may take")
+    parser.add_argument(
+        "--base",
+        help="the revision to compare with; default: the last commit that this branch shares with main",
+    )
     return parser.parse_args()
 
 

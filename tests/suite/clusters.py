@@ -17,13 +17,14 @@ from demo.postgres import Cluster, embedded_binaries, system_binaries
 from tests.suite import postgresql, room
 
 SERVERS = {"system": system_binaries, "embedded": embedded_binaries}
-"""The newest PostgreSQL of the system, with contrib, and that of a wheel, without contrib."""
+"""The newest PostgreSQL of the operating system, which has contrib, and the PostgreSQL of a Python wheel, which has
+no contrib."""
 ON_DEMAND: Mapping[str, Callable[[], Path]] = {
     version: functools.partial(postgresql.binaries, version) for version in postgresql.VERSIONS
 }
-"""A PostgreSQL of each major version, with contrib, for runs that ask for it."""
+"""By major version: a PostgreSQL with contrib, for runs that ask for it."""
 TEMPLATE = "pgchange_template"
-"""A database with all our schemas, in each cluster."""
+"""The name of a database with all our schemas. Each cluster has it."""
 SETTINGS = {
     "autovacuum": "off",
     "shared_buffers": "64MB",
@@ -32,9 +33,12 @@ SETTINGS = {
     "jit": "off",
     "shared_preload_libraries": "plpgsql",
 }
-"""Nobody but a test draws transaction ids or holds a lock, and a killed server leaves nothing outside its folder. The
-system's server would compile queries for a quarter of a second in each new session; that of the wheel cannot. A session
-that calls a function in plpgsql would load the library by itself."""
+"""Settings of the clusters.
+
+Without autovacuum, only tests use transaction ids and hold locks. A killed server leaves no shared memory outside of
+its folder. Without these settings, the system's server would compile queries for a quarter of a second in each new
+session. A session that calls a function in PL/pgSQL would load the language's library itself.
+"""
 
 
 def new_cluster(server: str, settings: Mapping[str, str] | None = None, family: int = 1) -> Cluster:

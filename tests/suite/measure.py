@@ -102,7 +102,7 @@ class Costs:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--costs", type=Path, help="a file to write what the tests cost to")
+    parser.addoption("--costs", type=Path, help="the file for the costs of the tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -24,7 +24,7 @@ LEFT = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--release", action="store_true", help="run what is left to the release, too")
+    parser.addoption("--release", action="store_true", help="also run the tests that only a release runs")
     parser.addoption(
         "--tenth", metavar="SEED", help="run a random tenth of the tests, for instance beside other load"
     )
@@ -102,7 +102,7 @@ def _leave_to_the_release(config: pytest.Config, items: list[pytest.Item]) -> No
             kept.append(item)
             continue
         if len(marker.args) != 1:
-            raise pytest.UsageError(f"{item.nodeid}: the marker `release` wants one reason")
+            raise pytest.UsageError(f"{item.nodeid}: the marker `release` needs one reason")
         left.append(item)
         reasons[marker.args[0]] += 1
     if left:

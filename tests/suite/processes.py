@@ -26,7 +26,7 @@ class Ended:
     cpu: float
     """The CPU seconds of the command, of its children, and of servers that it started."""
     left: Sequence[str]
-    """Kill the processes that it started and did not stop, and return their command lines."""
+    """The command lines of the processes that the command started and did not stop. They were killed."""
 
 
 def run(

@@ -43,7 +43,7 @@ TIMEOUT = "7200"
 class Part:
     name: str
     arguments: tuple[str, ...]
-    """Versions of Python."""
+    """The arguments of the Python process that runs the part."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -99,7 +99,7 @@ def _pytest(server: str, *files: str, workers: str = "2") -> tuple[str, ...]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suite.release", description=__doc__)
-    parser.add_argument("--only", default="", help="parts whose names contain this")
+    parser.add_argument("--only", default="", help="only the parts whose names contain this text")
     only = parser.parse_args().only
     state = _state()
     summary, clone = state / "summary", state / "clone"

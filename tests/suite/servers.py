@@ -139,7 +139,7 @@ def server(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def cluster(server: str, request: pytest.FixtureRequest) -> Cluster:
-    """The cluster of this process's tests, which come one after the other."""
+    """The cluster that the tests of this process share."""
     started = request.config.stash[STARTED]
     if server not in started:
         started[server] = clusters.new_cluster(server, family=0)

@@ -57,7 +57,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def arguments(config: pytest.Config) -> list[str]:
-    """The files and tests that a run was asked for; a folder is all test files in it."""
+    """Return the files and tests that a run was asked for. A folder stands for all test files in it."""
     found: list[str] = []
     for argument in config.args:
         path = config.invocation_params.dir / argument
@@ -69,8 +69,10 @@ def arguments(config: pytest.Config) -> list[str]:
 
 
 def start_of(root: Path) -> Callable[[str], str]:
-    """Return a function for the resource that a test file starts once in a process. For any other file it returns the
-    path."""
+    """Return a function that returns the expensive resource which a test file starts once in a process.
+
+    For a file without such a resource, the function returns the path of the file.
+    """
 
     def start(path: str) -> str:
         text = (root / path).read_text()
@@ -102,7 +104,7 @@ def shares(
 
 
 def _pieces(seconds: Mapping[str, float], workers: int, start: Callable[[str], str]) -> Iterable[list[str]]:
-    """The lists of files that one worker gets as a whole."""
+    """Yield the lists of files that must go to one worker."""
     together: dict[str, list[str]] = {}
     for path in seconds:
         together.setdefault(start(path), []).append(path)

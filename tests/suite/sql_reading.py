@@ -119,7 +119,10 @@ def _comment_above(text: str, start: int) -> bool:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str, str, dict[str, Any]]]:
-    """Each statement: where it begins, its text, and its kind and content in the parser's words, which counts bytes."""
+    """Yield each statement: its position, its text, and its kind and content as the parser reports them.
+
+    The parser counts bytes.
+    """
     raw = text.encode()
     for one in json.loads(parse_sql_json(text))["stmts"]:
         start = one.get("stmt_location", 0)
@@ -188,12 +191,15 @@ def _dotted(names: list[Any]) -> str:
 
 
 def _type(name: dict[str, Any]) -> str:
-    """A type by its last name: the parser says ``pg_catalog.int4`` for ``integer``."""
+    """Return the last name of a type: the parser reports ``pg_catalog.int4`` for ``integer``."""
     return _dotted(name["names"][-1:]) + "[]" * len(name.get("arrayBounds", ()))
 
 
 def _named(code: str, *, bodies: bool) -> Iterator[tuple[str, int]]:
-    """Names with their schemas, and their positions. ``bodies``: also names in dollar-quoted texts."""
+    """Yield names with their schemas, and their positions.
+
+    With ``bodies``, names in dollar-quoted texts are included.
+    """
     tokens = _tokens(code)
     yield from _pairs(tokens)
     for token in tokens:
@@ -204,7 +210,7 @@ def _named(code: str, *, bodies: bool) -> Iterator[tuple[str, int]]:
 
 
 def _named_in_body(body: str) -> Iterator[tuple[str, int]]:
-    """Names in a body and in its literals, which may be executed, unless they are for the people who are refused."""
+    """Yield names in a body and in its literals, which may be executed. Literals in messages of errors are left out."""
     tokens = _tokens(body)
     yield from _pairs(tokens)
     raising, brackets = False, 0

@@ -15,11 +15,12 @@ prepare()
 
 @pytest.fixture(scope="session")
 def example(metadata: None) -> Callable[[str], Any]:
-    """The DAGs of ``dags/`` by their ids, known to Airflow."""
+    """A function that returns a DAG of ``dags/`` by its id. Airflow has stored the DAGs."""
     bag = stored(DAGS)
 
     def parsed_anew(dag_id: str) -> Any:
-        """Not the DAG of another test: a task keeps the parameters of the run that it had last."""
+        """Parse the file of the DAG again: a task keeps the parameters of its last run, which may be from another
+        test."""
         return bag_of(bag.dags[dag_id].fileloc).dags[dag_id]
 
     return parsed_anew
@@ -27,7 +28,10 @@ def example(metadata: None) -> Callable[[str], Any]:
 
 @pytest.fixture
 def connect_server(monkeypatch: pytest.MonkeyPatch) -> spark_server.SharedServer:
-    """The run's Spark Connect server, under a user of this test alone, behind Airflow's connection ``spark_default``."""
+    """The run's Spark Connect server, with a user for this test alone.
+
+    Airflow's connection ``spark_default`` leads to it.
+    """
     server = spark_server.as_user_of_its_own()
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(server.connection))
     return server

@@ -28,7 +28,7 @@ SETTINGS = {
     "TRIGGERER__JOB_HEARTBEAT_SEC": "2",
     "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
 }
-"""Seconds until another triggerer takes over the triggers of a dead triggerer, instead of half a minute."""
+"""Seconds until another triggerer takes over the triggers of a dead triggerer. The default is half a minute."""
 JOB = """
 import os, time
 import psycopg
@@ -41,12 +41,12 @@ with psycopg.connect(database, autocommit=True) as connection, renewed(handle, d
         time.sleep(0.2)
     manifests.keep(connection, batch_of(handle, database), ())
 """
-"""The application of a detached batch, on a stand-in for a cluster. It goes on until it is told to finish."""
+"""The application of a detached batch, in place of a job on a cluster. It works until the test lets it finish."""
 
 
 @pytest.fixture
 def airline(cluster: Cluster) -> Iterator[psycopg.Connection[Any]]:
-    """A database with a tracked table that nobody has written yet, and another beside it for Airflow itself."""
+    """A database with a tracked table without rows, and a second database for Airflow itself."""
     name = f"airline_{secrets.token_hex(4)}"
     with psycopg.connect(cluster.conninfo(), autocommit=True) as admin:
         for each in (name, f"{name}_airflow"):
@@ -113,7 +113,7 @@ def eventually(condition: Callable[[], bool], what: str, airflow: LocalAirflow) 
 
 
 def process(airline: psycopg.Connection[Any], limit: int, feed: CommitFeed = BY_HAND) -> int:
-    """One batch of a consumer that no DAG drives."""
+    """Process one batch of a consumer that no DAG processes."""
     with ConsumerTransaction(feed, airline.info.dsn) as transaction:
         batch = transaction.claim(limit)
         if batch is None:
@@ -164,7 +164,7 @@ def watched(airline: psycopg.Connection[Any]) -> bool:
 def a_long_batch_gives_at_most_two_asset_events(
     airflow: LocalAirflow, airline: psycopg.Connection[Any]
 ) -> None:
-    # It has nothing to do with this, and its runs would be in the way.
+    # This DAG is not part of the scene, and its runs would take CPU.
     airflow.pause("noted")
     write(airline, 1)
     eventually(lambda: at_work(airline, "slow"), "the slow consumer is at work", airflow)
@@ -286,7 +286,7 @@ def a_driver_elsewhere_outlives_scheduler_and_triggerer(
 
 
 def with_a_driver_at_work(airflow: LocalAirflow, airline: psycopg.Connection[Any]) -> str:
-    """Return the run whose task is deferred while its driver works."""
+    """Start a run, and return it when its task is deferred and its driver works."""
     write(airline, 1)
     airflow.unpause("elsewhere")
     run = airflow.trigger("elsewhere")
@@ -298,8 +298,10 @@ def with_a_driver_at_work(airflow: LocalAirflow, airline: psycopg.Connection[Any
 
 
 def is_reported(airflow: LocalAirflow, run: str) -> bool:
-    """Whether the scheduler has heard that the process of a run's task has ended. If a deferred task is resumed earlier,
-    Airflow 3.1 fails it: its state does not fit the report."""
+    """Whether the scheduler knows that the process of a run's task has ended.
+
+    If a deferred task is resumed before that, Airflow 3.1 fails it, because its state does not fit the report.
+    """
     lines = (airflow.home / "scheduler.log").read_text(errors="replace").splitlines()
     return any("Received executor event" in line and run in line for line in lines)
 

@@ -123,7 +123,7 @@ def test_an_example_is_imported_by_one_line_as_often_as_airflow_looks(tmp_path: 
 
 
 def test_an_example_is_made_for_the_connections_that_a_file_names(tmp_path: Path) -> None:
-    """The triggerer for the connections of the examples does not exist, because no team has it."""
+    """The triggerer of the examples' connections is not used, because their team has none."""
     (tmp_path / "mine.py").write_text(blocks("python", "docs/how-to/airflow.md")[-1])
     bag = bag_of(tmp_path)
     assert (bag.import_errors, set(bag.dags)) == ({}, {"pgchange_maintenance", "shop_copies"})
@@ -429,13 +429,13 @@ def test_event_handlers_keep_each_change_of_a_table_once(
 
 
 def is_due(connection: psycopg.Connection[Any]) -> bool:
-    """Whether a watcher would have the handlers run."""
+    """Whether a watcher would start the handlers."""
     due = "select bool_or(mbus.lag(qname, 'default', 1) ->> 'ready' <> '0') from mbus.queue where qname <> 'bungs'"
     return bool(queues.one(connection, due))
 
 
 def handle_tours(example: Example, connection: psycopg.Connection[Any]) -> None:
-    """Run the handlers as long as something is due."""
+    """Run the handlers until nothing is due."""
     while is_due(connection):
         assert set(states(example("tour_handlers").test()).values()) == {"success"}
 
@@ -455,7 +455,7 @@ def test_tour_booking_books_nothing_where_an_offer_is_booked_up(
 
 
 def tour_of(connection: psycopg.Connection[Any]) -> tuple[str, int, int]:
-    """The state of the tour, the number of its bookings, and how much of all offers is free."""
+    """Return the state of the tour, the number of its bookings, and the number of free places in all offers."""
     query = "select state, (select count(*) from booking where tour_id = 7), (select sum(free) from offer) from tour"
     row = connection.execute(query).fetchone()
     assert row is not None
@@ -490,7 +490,7 @@ def test_topology_masters_waits_for_the_master_of_each_replicaset_and_logs_who_i
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """With no more rights than docs/reference/roles.md gives it."""
+    """The DAG has only the rights that docs/reference/roles.md gives it."""
     connection, limited, feed = connect(), role("catalogue"), TopologyFeed("masters")
     make_catalogue(connection)
     connection.execute("select topology.grant_consumer(%s)", [limited.name])

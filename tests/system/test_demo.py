@@ -1,4 +1,4 @@
-"""`make demo`, a day of it."""
+"""`make demo`, with a day of movements."""
 
 from __future__ import annotations
 

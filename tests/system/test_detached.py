@@ -93,7 +93,7 @@ def dags(metadata: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def ended(run: Any) -> dict[str, str]:
-    """The states of the tasks and of the run."""
+    """Return the states of the tasks, and of the run."""
     tasks = {ti.task_id.removeprefix("batch."): str(ti.state) for ti in run.get_task_instances()}
     return {**tasks, "run": str(run.state)}
 

@@ -1,4 +1,4 @@
-"""Detached batches whose jobs are processes elsewhere, in DAGs that Airflow runs; a stand-in for a remote job API."""
+"""Detached batches in DAGs whose jobs are processes elsewhere. A stand-in for a remote job API runs the jobs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ with psycopg.connect(database, autocommit=True) as connection:
     connection.execute("insert into worked select unnest(%s::bigint[])", [ids])
     manifests.keep(connection, batch_of(handle, database), ())
 """
-"""It makes a file when it has read its batch, and writes its results when its input ends."""
+"""The job: it creates a file when it has read its batch, and writes its results when its input ends."""
 DAG = """
 from airflow.sdk import dag
 from airflow_pgchange import CommitFeed
@@ -112,7 +112,7 @@ def sessions(connection: Connection) -> list[tuple[Any, ...]]:
 
 
 def run_and_watch(dag: Any, api: JobServer, connection: Connection, marker: Path) -> tuple[Any, Any]:
-    """Run a DAG whose job goes on until no session is open. Return the run, and the sessions that were open last."""
+    """Run a DAG whose job works until no session is open. Return the run, and the sessions that were open last."""
     found: list[Any] = []
 
     def watch() -> None:

@@ -70,7 +70,7 @@ def cluster_of_spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandaloneSpar
 
 
 def run(folder: Path, dag: str, job: str, environment: dict[str, str], api: str = "") -> Any:
-    """Run a DAG whose job is a given text."""
+    """Run a DAG whose job is a given Python text."""
     application, dags = folder / "sums.py", folder / "dags"
     application.write_text(job)
     dags.mkdir()
@@ -92,7 +92,7 @@ def totals(connection: Connection) -> list[tuple[Any, ...]]:
 def test_a_driver_on_a_worker_of_a_cluster_has_its_results_merged_by_the_task(
     metadata: None, cluster_of_spark: StandaloneSpark, connection: Connection, db: str, tmp_path: Path
 ) -> None:
-    """A minute: a master, workers, a driver and an executor are started."""
+    """Takes a minute: a master, workers, a driver and an executor are started."""
     environment = {"PGCHANGE_RESULTS": db, "PYTHONPATH": str(ROOT)}
     assert state(run(tmp_path, "on_a_cluster", ADD_UP, environment)) == "success"
     assert totals(connection) == [("all", 5)]
@@ -102,7 +102,7 @@ def test_a_driver_on_a_worker_of_a_cluster_has_its_results_merged_by_the_task(
 def test_an_application_that_fails_on_a_cluster_leaves_its_error_with_the_attempt(
     metadata: None, cluster_of_spark: StandaloneSpark, connection: Connection, db: str, tmp_path: Path
 ) -> None:
-    """A minute: a master, workers, a driver and an executor are started."""
+    """Takes a minute: a master, workers, a driver and an executor are started."""
     environment = {"PGCHANGE_RESULTS": db, "PYTHONPATH": str(ROOT)}
     broken = ADD_UP + "    raise ValueError('a bad row')\n"
     assert state(run(tmp_path, "on_a_cluster", broken, environment)) == "failed"

@@ -28,10 +28,11 @@ pytestmark = pytest.mark.release("make install-test has it: it downloads what th
 ROOT = Path(__file__).parents[2]
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 CHANGES = 25_000
-"""More than a driver reads and stages itself."""
+"""The number of changes of a batch. It is too large for the driver, so executors read and stage it."""
 HEAVY = {"pyspark", "pyspark-client", "pyarrow", "adbc-driver-postgresql", "adbc-driver-manager"}
 LIGHTEST = 1.25
-"""How many times as large as Airflow alone the package without extras may be."""
+"""The maximum size of the package without extras and all that it installs, as a multiple of the size of Airflow
+alone."""
 
 APPLICATION = """
 from pyspark.sql import functions as f
@@ -128,12 +129,14 @@ def wheel(distributions):
 
 @pytest.fixture(scope="module")
 def install():
-    """A function that makes an environment with some packages, and with others ``alone``, without what these need; its
-    Python."""
+    """A function that creates an environment with packages, and returns its Python.
+
+    The packages in ``alone`` are installed without their dependencies.
+    """
     uv = Path(sys.executable).parent / "uv"
     trusted = {"SSL_CERT_FILE": str(CERTIFICATES)} if CERTIFICATES.exists() else {}
     java.CACHE.mkdir(exist_ok=True)
-    # On a disk: it is a gigabyte.
+    # Create the environments on disk and not in memory, because each is about a gigabyte.
     with ExitStack() as made:
 
         def install(*packages, alone=()):
@@ -154,7 +157,7 @@ def install():
 
 
 def environment(python):
-    """Of the programs of an installation."""
+    """Return the environment variables for programs of an installation."""
     kept = {
         name: value
         for name, value in clean_environment().items()
@@ -165,7 +168,7 @@ def environment(python):
 
 
 def installed(python, folder):
-    """The versions and sizes of the packages in an environment."""
+    """Return the version and the size of each package in an environment."""
     return json.loads(run(python, INSTALLED, cwd=folder).splitlines()[-1])
 
 

@@ -52,7 +52,10 @@ pytestmark = pytest.mark.release(
 
 @dataclass(frozen=True)
 class Told:
-    """The events of the listener about runs of two examples in a database: for each run the event with its batch."""
+    """The events that OpenLineage's listener sent for the runs of two examples.
+
+    ``events`` has the event with the batch of each run.
+    """
 
     db: str
     events: dict[str, dict[str, Any]]
@@ -62,7 +65,7 @@ class Told:
 def told(
     example: Callable[[str], Any], cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Told]:
-    """Two examples, run once and in one process, as the start of Airflow is expensive."""
+    """The events of two examples, which run once and in one process, because the start of Airflow is expensive."""
     folder = tmp_path_factory.mktemp("lineage")
     for db in database(cluster, TEMPLATE):
         with psycopg.connect(db, autocommit=True) as connection:
@@ -72,7 +75,7 @@ def told(
 
 @pytest.mark.timeout(600)
 def test_a_task_tells_of_its_batch(told: Told) -> None:
-    """Dozens of seconds: a process runs DAGs, one of them with a JVM, and the listener has a process, too."""
+    """Takes dozens of seconds: a process runs DAGs, one of them with a JVM, and the listener has a process, too."""
     event = told.events["movement_audit"]
     server = conninfo_to_dict(told.db)
     tables, name = f"postgres://{server['host']}:{server['port']}", server["dbname"]
@@ -103,13 +106,13 @@ def test_a_mirror_tells_of_which_column_each_of_its_own_is(told: Told) -> None:
 
 @pytest.mark.timeout(600)
 def test_an_example_that_spark_submit_runs_makes_its_copy(told: Told) -> None:
-    """The tests of the other examples share a Spark Connect server."""
+    """This test runs spark-submit. The tests of the other examples share a Spark Connect server."""
     with psycopg.connect(told.db) as connection:
         assert connection.execute("table copies.plane").fetchall() == [(1, "N1"), (2, "N2")]
 
 
 def told_by(db: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """Run the examples in a process of their own; the event of each that tells of its batch."""
+    """Run the examples in a new process. Return for each example the event with its batch."""
     told = folder / "told.jsonl"
     transport = {"type": "file", "log_file_path": str(told), "append": True}
     environment = {

@@ -35,7 +35,7 @@ from tests.web import served
 
 FEED = CommitFeed("delays", 0)
 RUN = "flight_delays/manual__2026-01-01T00%3A00%3A00%2B00%3A00/look_after/-1/2"
-"""The run of an operator, in the form in which the operator writes it."""
+"""A run of a task: the text that an operator stores with an attempt."""
 TOUR = Saga(
     "tour",
     (
@@ -53,7 +53,7 @@ SCROLLING = """
     .filter((box) => box.scrollWidth > box.clientWidth)
     .map((box) => box.getAttribute('aria-label') ?? 'the page')
 """
-"""Return the parts of the page and its tables that scroll sideways."""
+"""A script that returns the parts of the page, and the tables, that scroll sideways."""
 LINES = """
 (code) => {
     const word = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
@@ -65,14 +65,14 @@ LINES = """
     return range.getClientRects().length;
 }
 """
-"""On how many lines the option of a command is."""
+"""A script that returns the number of lines over which the option of a command breaks."""
 Theme = Literal["light", "dark"]
 THEMES: tuple[Theme, ...] = ("light", "dark")
 
 
 @pytest.fixture
 def ledger(db: str) -> str:
-    """A database with three commits, on the first of which a consumer has failed."""
+    """A database with three commits. A consumer has failed on the first of them."""
     with psycopg.connect(db, autocommit=True) as connection:
         connection.execute(
             "create table ledger (id bigint generated always as identity primary key);"
@@ -101,7 +101,7 @@ def url(ledger: str, metadata: None, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """The browser of all tests, as its start is expensive."""
+    """The browser that all tests share, because its start is expensive."""
     with started(tmp_path_factory.mktemp("chromium")) as chromium:
         yield chromium
 
@@ -124,13 +124,19 @@ def row(tab: Page, table: str, text: str) -> Locator:
 
 
 def consumer(tab: Page, name: str) -> Locator:
-    """The row of a consumer. The row of another consumer may name it, too, because the names are similar."""
+    """Return the row of a consumer.
+
+    The row of another consumer may contain the name, too, because the names are similar.
+    """
     link = tab.get_by_role("link", name=name, exact=True)
     return tab.get_by_role("table", name="Consumers").get_by_role("row").filter(has=link)
 
 
 def open_view(tab: Page, name: str) -> None:
-    """Follow a link of the page. To load an address instead takes CPU seconds, as Airflow's shell is compiled anew."""
+    """Follow a link of the page.
+
+    Loading the address instead takes seconds of CPU, because Airflow's shell is compiled again.
+    """
     tab.locator("[data-page=pgchange]").get_by_role("link", name=name, exact=True).first.click()
 
 
@@ -153,7 +159,7 @@ def _hindrances(tab: Page, part: str, theme: Theme) -> list[str]:
 
 
 def work_off(db: str) -> int:
-    """The batch that the consumer processes now."""
+    """Process the next batch of the consumer, and return the number of its changes."""
     with ConsumerTransaction(FEED, db, run=RUN) as transaction:
         batch = transaction.claim(100)
         if batch is None:
@@ -214,7 +220,7 @@ def test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_ke
     expect(plot).to_be_visible()
     attempt = row(browser, "Batches of the last day", "failed")
     expect(attempt).to_contain_text("ZeroDivisionError")
-    # The next sample makes it a line.
+    # With the next sample the plot has two points, and so a line.
     expect(plot.locator("path").first).to_have_attribute("d", re.compile("M.*L"))
     work_off(ledger)
     browser.reload()
@@ -330,7 +336,7 @@ def test_a_link_to_a_dead_letter_shows_it_to_whoever_follows_it(ledger: str, url
 
 
 def answered(db: str, queue: str, answer: Answer) -> None:
-    """Have the message of a saga in a queue answered so."""
+    """Give this answer to the next message of a saga in a queue."""
     with ConsumerTransaction(QueueFeed(queue), db) as transaction:
         assert transaction.claim(1)
         (change,) = transaction.changes()
@@ -352,7 +358,7 @@ def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
         create_saga_queues(connection, TOUR)
         number = start_saga(connection, TOUR, {"tour_id": "7"})
     come_back(browser, url, view="queues")
-    # Behind a thousand the rest is an estimate.
+    # More than a thousand messages are not counted but estimated.
     expect(row(browser, "Queues in airline", "12 parts")).to_contain_text("~1,2")
     retail = row(browser, "Queues in airline", "where (t.properties->'kind') = 'retail'")
     expect(retail.get_by_role("cell").nth(1)).to_have_text("2")

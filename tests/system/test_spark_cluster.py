@@ -1,4 +1,5 @@
-"""A real standalone Spark cluster: a master, two workers, drivers in client mode, and what leaks or outlives."""
+"""A real standalone Spark cluster with two workers and drivers in client mode: no secret leaks, and no process
+outlives its task."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def until(found, what):
 
 
 def environment() -> dict[str, str]:
-    """Without this checkout on Python's path: what runs in Spark comes from the zip."""
+    """Return the environment without this checkout on Python's path, because code in Spark must come from the zip."""
     kept = {key: value for key, value in clean_environment().items() if key != "PYTHONPATH"}
     return {**kept, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
 
@@ -72,7 +73,7 @@ def written(cluster: StandaloneSpark) -> str:
 
 @pytest.fixture
 def movements(connect):
-    """The demo's tables with more movements than the driver would read itself."""
+    """The demo's tables, with too many movements for the driver to read itself."""
     connection = connect()
     connection.execute(DDL)
     feed = track(connection, "public.movement", "delays")
@@ -133,9 +134,9 @@ open({out!r}, "w").write(json.dumps(seen))
 def test_the_demos_job_runs_on_a_cluster_and_the_password_appears_nowhere(
     spark_cluster, movements, db, tmp_path
 ):
-    """A minute: a master, workers, a driver and an executor are started and searched."""
+    """Takes a minute: a master, workers, a driver and an executor are started, and their files are searched."""
     connection, feed = movements
-    # As a URI: Spark redacts by itself what follows the word password.
+    # Use a URI: in a connection string, Spark itself redacts the text after the word password.
     server = conninfo_to_dict(db)
     conninfo = f"postgresql://postgres:{SECRET}@{server['host']}:{server['port']}/{server['dbname']}"
     application, seen = tmp_path / "spy.py", tmp_path / "pages.json"
@@ -213,7 +214,7 @@ with batch_job() as job:
 
 
 def test_an_executor_that_is_killed_loses_and_doubles_nothing(spark_cluster, movements, db, tmp_path):
-    """A minute: a cluster starts, and the executor that is killed has to be missed and replaced."""
+    """Takes a minute: a cluster starts, and Spark has to notice the killed executor and replace it."""
     connection, feed = movements
     connection.execute("create table public.copied (id bigint, carrier text)")
     application = tmp_path / "slow.py"
@@ -246,7 +247,7 @@ def staged_rows(connection) -> int:
 
 
 def executors(cluster: StandaloneSpark) -> list[int]:
-    """The pids of this cluster's executors."""
+    """Return the process ids of this cluster's executors."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

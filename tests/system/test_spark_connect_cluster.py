@@ -1,4 +1,4 @@
-"""A Spark Connect server on a real standalone cluster, of which parts are killed in mid batch."""
+"""A Spark Connect server on a real standalone cluster whose processes are killed in the middle of a batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.release(
 
 CHANGES = SMALL + 1_000
 PATIENCE = 400.0
-"""Seconds for a batch until its server is killed, and until that is found out."""
+"""The seconds within which the server must be killed, and the operator must notice it."""
 SLOW = """
 import time
 from airflow_pgchange.spark.entry import batch_jobs
@@ -61,7 +61,7 @@ def beside(spark_cluster: StandaloneSpark) -> Iterator[ConnectServer]:
 
 @pytest.fixture
 def copied(db, connect, beside, monkeypatch):
-    """A ledger whose changes are more than the driver would read itself, and a table for copies of them."""
+    """A ledger with too many changes for the driver to read itself, and a table for copies of them."""
     connection = connect()
     connection.execute(LEDGER)
     connection.execute("insert into ledger select from generate_series(6, %s)", [CHANGES])
@@ -72,7 +72,7 @@ def copied(db, connect, beside, monkeypatch):
 
 
 def kill_in_mid_batch(connection, pid: int) -> threading.Thread:
-    """Kill a process as soon as some of a batch is staged, and say so by ending."""
+    """Kill a process as soon as part of a batch is staged. Return the thread, which ends after the kill."""
 
     def kill() -> None:
         wait_until(lambda: staged_rows(connection), "the first rows in staging")
@@ -88,7 +88,7 @@ def found(connection) -> tuple[int, ...]:
 
 
 def attempts(connection) -> list[tuple[list[int]]]:
-    """Of each batch."""
+    """Return the numbers of the attempts on each batch."""
     query = "select array_agg(attempt order by attempt) from pgchange.batches() group by batch_id"
     return connection.execute(query).fetchall()
 
@@ -97,7 +97,7 @@ def attempts(connection) -> list[tuple[list[int]]]:
 def test_what_is_killed_of_the_cluster_is_replaced_within_the_batch(
     spark_cluster, beside, copied, connect, tmp_path, part
 ):
-    """A minute: who is killed has to be missed, and what it did is done again."""
+    """Takes a minute: Spark has to notice the kill, and does the lost work again."""
     wait_until(lambda: len(executors(spark_cluster)) == 2, "both executors")
     before = set(executors(spark_cluster))
     victim = executors(spark_cluster)[0] if part == "executor" else spark_cluster.processes["worker-0"].pid
@@ -116,7 +116,7 @@ def test_what_is_killed_of_the_cluster_is_replaced_within_the_batch(
 def test_a_batch_whose_server_is_killed_is_kept_by_nobody_and_the_next_try_goes_on_with_it(
     spark_cluster, beside, copied, connect, tmp_path
 ):
-    """Takes minutes: the server is killed in mid batch, is missed after a minute, and is started again."""
+    """Takes minutes: the server is killed in the middle of a batch, noticed after a minute, and started again."""
     began = time.monotonic()
     killer = kill_in_mid_batch(connect(), beside.process.pid)
     with pytest.raises(ApplicationFailed):

@@ -1,6 +1,7 @@
-"""Batches in each way that Spark reads and writes, for every version of Spark that `make matrix` has.
+"""Batches in each way that Spark reads and writes them, for every version of Spark in `make matrix`.
 
-The whole suite runs with one version. Nothing stands in for Spark here: spark-submit and the Connect server are real.
+The rest of the suite runs with one version. Nothing stands in for Spark here: spark-submit and the Connect server are
+real.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def copied(db, connect, monkeypatch, tmp_path):
 
 
 def test_batches_by_spark_submit(copied, monkeypatch):
-    """Many seconds: a driver starts."""
+    """Takes many seconds: a driver starts."""
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[2]"}')
     for name, value in (clean_environment() | {"PYSPARK_PYTHON": sys.executable}).items():
         monkeypatch.setenv(name, value)

@@ -44,7 +44,7 @@ def run(server: Cluster, *statements: str) -> None:
 
 @pytest.fixture
 def cluster_of_two(server: str, db: str) -> Iterator[Replicasets]:
-    """Two primaries whose accounts are tracked, each with a standby that has what was acknowledged."""
+    """Two primaries with tracked accounts. Each has a standby that has received every acknowledged write."""
     with two_primaries(server) as primaries:
         for primary in primaries.values():
             with psycopg.connect(primary.conninfo(), autocommit=True) as connection:
@@ -65,7 +65,8 @@ def cluster_of_two(server: str, db: str) -> Iterator[Replicasets]:
 
 
 class Writer:
-    """Writes account after account, each to the master that the client knows, until that has acknowledged it."""
+    """Writes one account after another to the master that the client knows, until the master has acknowledged the
+    write."""
 
     def __init__(self, client: TopologyClient) -> None:
         self.acknowledged: list[int] = []
@@ -92,7 +93,7 @@ class Writer:
             self._changed.notify_all()
 
     def wait_for_more(self, count: int) -> None:
-        """Return once so many more were acknowledged."""
+        """Return when this number of further writes was acknowledged."""
         with self._changed:
             goal = len(self.acknowledged) + count
             if not self._changed.wait_for(lambda: len(self.acknowledged) >= goal, PATIENCE):
@@ -140,14 +141,14 @@ def consume(found: Replicasets, name: str) -> list[int]:
 
 
 def drain(found: Replicasets, name: str) -> list[int]:
-    """All batches; it ends only when nobody writes any more."""
+    """Process all batches until nothing is ready. Call it when nobody writes any more."""
     return [id for ids in iter(lambda: consume(found, name), []) for id in ids]
 
 
 def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
     cluster_of_two: Replicasets, db: str
 ) -> None:
-    """Dozens of seconds: servers are made, and fail over while Spark reads."""
+    """Takes dozens of seconds: servers are created, and fail over while Spark reads."""
     found, read, consumed = cluster_of_two, list[tuple[int, int]](), list[int]()
     with psycopg.connect(db, autocommit=True) as connection:
         connection.execute("create table movement (id bigint primary key)")
@@ -189,6 +190,6 @@ def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
         name: ask(server.conninfo(), "select array_agg(id order by id) from account")
         for name, server in (("r1", found.standbys["r1"]), ("r2", found.primaries["r2"]))
     }
-    # One row may have been written without an answer.
+    # For one row the acknowledgement may have been lost with the primary.
     assert {*IDS, *writer.acknowledged} <= {*there["r1"], *there["r2"]}
     assert sorted(consumed + drain(found, "r1")) == there["r1"]

@@ -1,4 +1,4 @@
-"""Which addresses a webhook may be connected to."""
+"""The addresses to which a webhook may connect."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_what_no_argument_can_be_is_refused_by_its_name(kind: Any, name: str) ->
 
 
 def refused_by(check: Any) -> tuple[Any, ...]:
-    """Values that are neither numbers nor times, for checks of both."""
+    """Return the invalid values for a check of a number or of a time. Return an empty tuple for any other check."""
     for one, wrong in NUMBERS.items():
         if is_same(check, one):
             return wrong
@@ -83,7 +83,7 @@ def refused_by(check: Any) -> tuple[Any, ...]:
 
 
 def is_same(check: Any, other: Any) -> bool:
-    """Whether it is the check, or says that it may be left out."""
+    """Whether ``check`` is ``other``, or ``other`` for an argument that may be left out."""
     inner = inspect.getclosurevars(check).nonlocals if inspect.isfunction(check) else {}
     return check is other or inner.get("check") is other
 

@@ -1,4 +1,4 @@
-"""Feeds as assets."""
+"""Feeds as assets of Airflow: their URIs, their watchers, and their names."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_asset_brings_one_watcher_of_its_feed() -> None:
 
 
 def test_a_watcher_has_no_dict_among_its_arguments() -> None:
-    """Airflow 3.2 stores such a value in a form that its triggerer cannot read back."""
+    """The triggerer of Airflow 3.2 cannot read back a dict that is an argument of a trigger."""
     (watcher,) = feed_asset(FEED, "airline").watchers
     assert not [value for value in watcher.trigger.serialize()[1].values() if isinstance(value, dict)]
 

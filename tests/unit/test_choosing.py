@@ -253,7 +253,7 @@ def test_a_cheap_test_comes_before_a_dear_one_that_is_a_little_better():
 
 
 def sources(graph: Graph) -> Sequence[str]:
-    """The files whose changes a test must detect: those with more than a docstring."""
+    """Return the files whose changes a test must detect. Files with only a docstring are left out."""
     paths = sorted(
         {p.path for p in graph.parts if re.match(r"(airflow_pgchange|sql|dags)/.*(py|sql)$", p.path)}
     )
@@ -275,8 +275,10 @@ def test_every_source_file_of_this_repository_has_a_test_that_reaches_it(graph):
 
 
 def file(stem: str) -> Change:
-    """The name of a source file without its suffix. With the suffix, this file would be chosen for a change of it,
-    because it names it."""
+    """Return the name of a source file without its suffix.
+
+    With the suffix, this file would name the source file, and so would be chosen for a change of it.
+    """
     [path] = ROOT.glob(f"{stem}.*")
     return Change(path.relative_to(ROOT).as_posix())
 
@@ -300,7 +302,7 @@ def test_those_that_are_about_a_source_file_come_first(graph, source, most, test
 
 
 def test_every_feed_has_its_tests(graph):
-    """The tests without a feed in their names belong to the commit feed."""
+    """The tests whose names name no feed belong to the commit feed."""
     found = {feed: {choice.path.rpartition("/")[2] for choice in of_feed(graph, feed)} for feed in FEEDS}
     assert {"test_track.py", "test_claim.py", "test_commits.py"} <= found["commit"]
     assert {"test_queue_claims.py", "test_docs_queues.py"} <= found["queue"]

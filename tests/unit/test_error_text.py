@@ -87,7 +87,8 @@ WAYS: dict[str, Callable[[str], str]] = {
 }
 NESTED = list(WAYS)[:8]
 QUOTING = r"\W|\b[bE]\b|\bpassword\b|(?i:%(?:25)*(?:22|27|5c))"
-"""Text that may stay around a secret: quotes and backslashes, plain or URL-encoded, and the beginnings of literals."""
+"""Text that may remain around a hidden secret: quotes and backslashes, plain or URL-encoded, and the beginnings of
+literals."""
 
 
 @pytest.mark.parametrize("password", PASSWORDS)
@@ -114,11 +115,11 @@ def test_what_postgresql_cannot_store_is_left_out() -> None:
 
 
 def test_a_text_of_half_a_megabyte_is_told_at_once() -> None:
-    """Errors quote the data on which they fail, such as a payload. While the text of an error is made, the process does
-    nothing else.
+    """A text of half a megabyte is processed quickly.
 
-    Run in a process of its own, because a regular expression that takes for ever cannot be interrupted. The output in
-    the error shows the current part.
+    Errors quote the data on which they fail, such as a payload. While the text of an error is made, the process does
+    nothing else. The test uses its own process, because an endless regular expression cannot be interrupted. The output
+    in the error shows which part was being processed.
     """
     code = r"""
 from airflow_pgchange.feeds.error_text import described
@@ -140,7 +141,7 @@ def test_a_text_loses_the_passwords_of_its_connections_however_they_are_written(
 
 
 def values() -> Iterator[type]:
-    """The dataclasses of the package."""
+    """Return the dataclasses of the package."""
     for module in pkgutil.walk_packages(airflow_pgchange.__path__, "airflow_pgchange."):
         for _, one in inspect.getmembers(import_module(module.name), inspect.isclass):
             if one.__module__ == module.name and dataclasses.is_dataclass(one):
@@ -148,7 +149,7 @@ def values() -> Iterator[type]:
 
 
 def test_no_value_shows_a_connection_string_where_it_is_printed() -> None:
-    # A Place has ids of connections.
+    # A Place has only ids of connections.
     shown = {
         f"{one.__qualname__}.{field.name}"
         for one in set(values()) - {Place}

@@ -65,7 +65,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(module, package, extr
 def test_an_executor_without_the_library_of_a_lake_is_noticed_before_it_writes_a_file(
     kind, package, monkeypatch
 ):
-    """A Spark task gets the lake table's place as a pickle."""
+    """A Spark task gets the place of the lake's table as a pickle."""
     places = importlib.import_module(f"airflow_pgchange.lake.{kind}.places")
     sent = pickle.dumps(places.Place)
     for module in [name for name in sys.modules if name.startswith(f"airflow_pgchange.lake.{kind}")]:
@@ -75,7 +75,8 @@ def test_an_executor_without_the_library_of_a_lake_is_noticed_before_it_writes_a
         ExtraMissing, match=rf"need {package}: pip install.* An executor of Spark needs"
     ) as raised:
         pickle.loads(sent)
-    # The driver sees the text of the error. No batch is given up because of it.
+    # The driver gets only the text of the error. The error must not count as an error of the batch, which could give
+    # the batch up.
     assert not is_of_the_content(RuntimeError(f"ExtraMissing: {raised.value}"))
 
 
@@ -109,7 +110,7 @@ def test_only_what_needs_an_extra_is_refused_without_extras():
 
 
 def spark_of(tmp_path, monkeypatch, package, files):
-    """An environment with the Java classes of one version of Spark and the Python files of another."""
+    """Return an environment whose Spark has the Java classes of one version and the Python files of another version."""
     info = tmp_path / f"pyspark-{package}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: pyspark\nVersion: {package}\n")

@@ -19,7 +19,8 @@ TABLE = PACKAGE / "results" / "modes.py"
 
 
 def is_mode(node):
-    """Whether an expression is a mode: a member of ``Mode``, its name, or a variable or an attribute ``mode``."""
+    """Whether an expression is a mode: a member of ``Mode``, the name of a mode, or a variable or attribute
+    ``mode``."""
     match node:
         case ast.Constant(value=str(name)):
             return name in list(Mode)
@@ -31,7 +32,7 @@ def is_mode(node):
 
 
 def distinctions(source):
-    """The lines of Python code that tell modes apart: comparisons, patterns and tables of modes."""
+    """Return the lines of Python code that depend on the mode: comparisons, patterns and tables of modes."""
     for node in ast.walk(syntax(source)):
         match node:
             case ast.Compare(left=left, comparators=others):
@@ -104,7 +105,7 @@ def test_a_name_of_no_mode_is_refused_with_the_modes():
 
 
 def test_staged_rows_of_no_mode_have_no_behaviour():
-    """A name that was not turned into a mode is an error, and never another mode."""
+    """A name that was not converted into a mode is an error. It never counts as another mode."""
     staged = Staged("public.t", ("id",), "upsert", "b00_1_00", (("id", "bigint"),), (), "batch", 1)
     with pytest.raises(AttributeError):
         _ = staged.behaviour

@@ -40,7 +40,7 @@ $$;
 
 
 def _made(file: str, text: str) -> dict[str, set[str]]:
-    """For each kind of fault: the texts of its mutants."""
+    """Return the texts of the mutants of a file, by kind of fault."""
     made: dict[str, set[str]] = {}
     for mutant in of_file(file, text):
         made.setdefault(mutant.kind, set()).add(mutant.apply(text))
@@ -287,7 +287,7 @@ def bare_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shop(tmp_path: Path, bare_pytest: None) -> Path:
-    """A small project: a test of its looks only at what is sold."""
+    """A small project with a test that checks only the sold items."""
     root = tmp_path / "shop"
     (root / "airflow_pgchange").mkdir(parents=True)
     (root / "airflow_pgchange" / "__init__.py").touch()
@@ -328,7 +328,7 @@ def test_a_planted_fault_is_caught_and_one_that_no_test_sees_is_told_as_a_surviv
     assert "-    return 5" not in said
     assert "because" in "\n".join(report(shop, mutants, state, {mutants[1].id: "because"}))
 
-    # The results are kept for the next run, also in another tree.
+    # The next run uses these results, even if it runs in another copy of the tree.
     assert State.read(state.path).results == state.results
     assert State.read(state.path).baseline == state.baseline
     assert survivors(state.path.parent) == {mutants[1].id}
@@ -440,7 +440,7 @@ def test_a_run_that_is_stopped_ends_what_its_tests_have_started(hanging: Path) -
         stop.set()
         with pytest.raises(InterruptedError):
             running.result()
-    # Its new parent may not have waited for it yet.
+    # The process that adopted the child may not have waited for it yet.
     child = Path("/proc", told.read_text(), "stat")
     assert not child.exists() or child.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 

@@ -23,7 +23,7 @@ def of_tube(tube: str, shared: tuple[int, int]) -> TubeFeed:
 
 
 def starting_alike(name: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """Names that begin as the names of a kind do, and others."""
+    """Generate names with the prefix of some kind of feed, and names without any prefix."""
     prefixes = ["", "commits:", "tube:", "events:", "queue:", "topology:"]
     return st.builds(str.__add__, st.sampled_from(prefixes), name)
 
@@ -40,7 +40,10 @@ FEEDS: st.SearchStrategy[Feed] = st.one_of(
 
 
 def read_back(feed: Any) -> Feed:
-    """Return the consumer that the feed's name identifies. The database knows how many workers share a tube."""
+    """Return the consumer that the feed's name identifies, as a feed.
+
+    The number of workers of a tube is in the database.
+    """
     workers = getattr(feed, "workers", 0)
     kind, parts = consumers._read(feed.name)
     return kind.named(lambda query: workers, *parts)

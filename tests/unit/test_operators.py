@@ -142,7 +142,7 @@ def test_a_part_of_a_dag_can_be_taken_whatever_operators_it_has(kind: Any) -> No
 
 
 class Connected(Exception):
-    """The queries to the first server to which a task connects."""
+    """Records the queries that a task sends to the first server to which it connects."""
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_mapped_task_finds_its_sql_in_files_too(tmp_path: Path) -> None:
     given = {name: value for name, value in ARGUMENTS[TubeTouchOperator].items() if name != "query"}
     with DAG("files", template_searchpath=str(tmp_path)) as dag:
         mapped = TubeTouchOperator.partial(task_id="task", **given).expand(query=["given.sql"])
-    # Do what Airflow does with a run of a mapped task.
+    # Prepare the run of a mapped task as Airflow does.
     task = mapped.unmap({"query": "given.sql"})
     environment = dag.get_template_env(force_sandboxed=False)
     task._do_render_template_fields(task, mapped.template_fields, {"params": {"n": 7}}, environment, set())

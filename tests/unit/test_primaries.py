@@ -1,4 +1,4 @@
-"""Among the servers of a connection string, a standby is used only if the answer may lag."""
+"""A standby among the servers of a connection string is used only for queries whose answer may lag."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BATCH = Batch.from_json(
 
 
 class Connected(Exception):
-    """The servers that were requested."""
+    """Records the servers that were requested."""
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_server_that_takes_writes_is_asked_for(
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """The databases to which connections are opened, and whether to their primary."""
+    """Records the databases to which connections are opened, and whether a connection must be to the primary."""
     servers: list[tuple[str, bool]] = []
 
     def note(conninfo: str, *, primary: bool = False) -> MagicMock:
@@ -130,7 +130,7 @@ def test_of_two_databases_that_of_the_results_is_on_its_primary_in_any_case(
 
 
 def test_what_a_copy_holds_is_read_on_the_primary(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standby may not have received rows yet that were just written to the copy."""
+    """A standby may lack rows that were just written to the copy."""
 
     def ask(*_: object) -> None:
         raise Connected

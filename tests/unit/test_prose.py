@@ -111,7 +111,7 @@ def test_the_prose_of_a_page_is_measured_without_its_code(monkeypatch, tmp_path)
 
 
 def test_a_link_to_a_file_outside_of_the_docs_leads_to_its_page_in_the_site():
-    """Skipped where only the packages of the provider are installed, as in the cells of the matrix."""
+    """The test is skipped if the packages for the documentation are missing, as in the cells of the matrix."""
     hooks = pytest.importorskip("tests.site.hooks")
     targets = {"docs/how-to/a.md": "how-to/a.md", "dags/tube_replay.py": "source/dags/tube_replay.py.md"}
     for path, uri in {**targets, "CHANGELOG.md": "source/CHANGELOG.md"}.items():

@@ -1,4 +1,4 @@
-"""The description of this provider for Airflow is true."""
+"""The description of this provider, which Airflow reads, matches the package."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ BASES = {
     "plugins": AirflowPlugin,
     "notifications": BaseNotifier,
 }
-"""If Airflow looks something up by class, the most specific class counts."""
+"""By kind: the base class by which Airflow recognises it.
+
+A class that fits several kinds has the most specific kind.
+"""
 
 
 def classes() -> Iterator[tuple[str, type]]:
@@ -91,7 +94,7 @@ def test_every_decorator_is_named() -> None:
 
 
 def test_every_guide_is_named() -> None:
-    """The index leads to the guides, and is no guide itself."""
+    """The index leads to the guides, and is not a guide itself."""
     docs = Path(__file__).parents[2] / "docs"
     there = {path.relative_to(docs).with_suffix("").as_posix() for path in docs.rglob("*.md")}
     assert {*GUIDES, "README"} == there
@@ -136,7 +139,7 @@ def test_airflow_lists_feeds_among_the_queues_of_messages() -> None:
 
 
 def runtime_manager() -> Any:
-    """Airflow's manager of providers as tasks use it. Before Airflow 3.2 there is only one manager."""
+    """Return the manager of providers that tasks use. Airflow before 3.2 has only one manager."""
     try:
         return moved("ProvidersManagerTaskRuntime", "airflow.sdk.providers_manager_runtime")()
     except ImportError:
@@ -185,7 +188,7 @@ def test_the_plugin_builds_its_api_only_where_it_is_asked_for() -> None:
 def test_the_program_has_the_commands_where_airflow_takes_none_of_a_provider(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before Airflow 3.2."""
+    """Airflow before 3.2 takes no commands from a provider."""
     commands = {name: one for name, one in cli_parser.ALL_COMMANDS_DICT.items() if name != "pgchange"}
     monkeypatch.setattr(cli_parser, "ALL_COMMANDS_DICT", commands)
     cli_parser.get_parser.cache_clear()

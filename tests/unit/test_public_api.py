@@ -43,7 +43,7 @@ def test_every_name_that_a_place_exports_is_there(place: Module) -> None:
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=lambda place: place.name)
 def test_no_exported_name_is_that_of_a_module(place: Module) -> None:
-    """Importing such a module would put it in the place of the exported name."""
+    """If such a module were imported, it would replace the exported name."""
     assert [name for name in place.exported if module(f"{place.name}.{name}") is not None] == []
 
 
@@ -87,13 +87,13 @@ assert loaded() == {"psycopg"}, loaded()
 
 
 def test_importing_a_place_loads_nothing_that_its_names_need() -> None:
-    """Use a new process, because this process has already imported everything."""
+    """The test needs a new process, because this process has already imported everything."""
     ran = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
 
 def imports(text: str, path: str) -> Iterator[tuple[str, str]]:
-    """Return the imports from the package in a piece of Python: the module and the name, or the module alone."""
+    """Return the imports from the package in a piece of Python code: the module and the name, or only the module."""
     for node in ast.walk(syntax(text)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names if _is_ours(alias.name))

@@ -60,7 +60,7 @@ def test_no_operator_tries_again_what_no_other_try_mends(kind: Any) -> None:
 
 
 def test_a_policy_of_the_users_own_is_kept() -> None:
-    """Before Airflow 3.3 an operator takes no policy."""
+    """Airflow before 3.3 has no policies for an operator."""
     policies = pytest.importorskip("airflow.sdk.definitions.retry_policy")
     own = policies.ExceptionRetryPolicy(rules=[])
     with DAG("own", default_args={"retry_policy": own}):
@@ -99,14 +99,14 @@ def test_an_operator_fails_at_once_where_airflow_has_no_policies(monkeypatch: py
             run(ZeroDivisionError())
 
     class Parent(BaseOperator):
-        """Without a method ``execute``."""
+        """A class without a method ``execute``."""
 
     class OtherParent(BaseOperator):
         def execute(self, context: Any) -> None:
             """Do nothing."""
 
     class Child(Parent, OtherParent):
-        """Has the method of its other parent."""
+        """A class whose method ``execute`` comes from its other base class."""
 
     older.with_retry_policy(Parent)
     assert Child.execute is OtherParent.execute
@@ -150,7 +150,7 @@ def test_a_batch_is_blamed_for_what_may_be_in_it_alone(error: Exception, of_the_
 
 
 class SparkError(Exception):
-    """As Spark raises it: the text quotes the error of an executor."""
+    """An exception as Spark raises it: the text quotes the error of an executor."""
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ SECRET = "hunter2-of-the-airline"
 
 @dataclass
 class Minder:
-    """The other end of the connection."""
+    """The process at the other end of the connection, which supervises the application."""
 
     connection: socket.socket
     log: int

@@ -17,7 +17,7 @@ SAGA = Saga("tour", (Step("room", "rooms", "cancel_rooms"),))
 
 
 class Asked(Exception):
-    """The sensor has continued, and queries the database."""
+    """Raised when the sensor queries the database, which means that it has accepted its arguments."""
 
 
 @pytest.fixture

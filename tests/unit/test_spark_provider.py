@@ -37,7 +37,8 @@ OF_SPARK = ("airflow.providers.apache.spark", "airflow_pgchange.operators.spark"
 
 
 def private_names(source):
-    """The private names in Python code: of attributes, functions and imports, and in texts, as getattr() takes them."""
+    """Return the private names in Python code: in attributes, functions and imports, and in texts as getattr() takes
+    them."""
     found = set()
     for node in ast.walk(syntax(source)):
         match node:
@@ -55,7 +56,7 @@ def theirs():
 
 
 def ours():
-    """The modules that import the provider, or our modules that do."""
+    """Return our modules that import the provider, or that import such a module."""
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text()
         for node in ast.walk(syntax(source)):
@@ -127,16 +128,16 @@ def parameters(function):
 
 OF_THE_HOOK = parameters(submit_hook.SparkSubmitHook.__init__)
 OF_CLUSTER_MODE = [name for name in spark_arguments.OF_CLUSTER_MODE if name in OF_THE_HOOK]
-"""Older providers lack these."""
+"""The arguments of the hook for cluster mode. Older providers lack some of them."""
 OWN = {
     "conf": {"spark.a": "b"},
     "application_args": ["c"],
     "post_submit_commands": ["true"],
     "deploy_mode": "client",
 }
-"""Values that may not be arbitrary text."""
+"""Values for arguments that do not accept any text."""
 UNSET = {"conn_id", "env_vars", "track_driver_via_k8s_api", "yarn_track_via_rm_api"}
-"""Arguments that are not passed on unchanged. The first is passed on, but names an existing connection."""
+"""Arguments that are not passed on as they are. ``conn_id`` is passed on, but must name an existing connection."""
 VALUES = {name: OWN.get(name, f"a {name}") for name in OF_THE_HOOK.keys() - UNSET}
 
 
@@ -282,7 +283,7 @@ def test_a_submission_that_has_not_begun_kills_nobody(killed):
 
 
 def test_a_submission_whose_process_has_ended_kills_nobody(killed):
-    """Also while the hook still works: by then the process id may belong to another process."""
+    """By then another process may have the same process id. This must also hold while the hook is still working."""
     hook, calls = Hook(after=lambda: (submission.kill(), calls.append("after"))), []
     submission = Submission(hook, os.environ)
     submission.run(lambda job: job.terminate())

@@ -23,7 +23,7 @@ NUMBERED = re.compile(r"(?:\w+/)?\b\d\d_[a-z_]+\.sql")
 
 @pytest.fixture(scope="module")
 def files() -> list[SqlFile]:
-    """The files in the order in which they are loaded."""
+    """Return the files in the order in which they are loaded."""
     paths = [path for system in SYSTEMS for path in scripts(system)]
     return [read(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
 

@@ -135,7 +135,7 @@ def test_what_a_command_left_running_is_named_and_ended():
 
 
 def test_a_run_that_is_terminated_ends_its_command_and_itself():
-    """The command terminates its parent, and sleeps on unless the parent ends it."""
+    """The command terminates its parent, and then sleeps until the parent ends the command."""
     code = "import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(5)"
     began = time.monotonic()
     with pytest.raises(subprocess.CalledProcessError, match="exit status 143"):
@@ -341,7 +341,7 @@ def test_files_run_in_the_order_in_which_they_are_named_where_that_is_asked_for(
 
 
 class Parsing:
-    """A reference cycle whose finalizer parses Python, as that of a client does which logs a traceback."""
+    """A reference cycle whose finalizer parses Python code, like that of a client that logs a traceback."""
 
     def __init__(self):
         self.cycle = self
@@ -351,7 +351,7 @@ class Parsing:
 
 
 def test_garbage_whose_finalizer_parses_does_not_disturb_the_parsing_of_a_file():
-    """Ten times: whether CPython before 3.11.8 fails depends on where in the tree the finalizer runs."""
+    """The fault occurs only at some places of the tree, in CPython before 3.11.8. So the test runs ten times."""
     text = "a = [b, (1, 2), c(d.e[3])]\n" * 100
     usual = gc.get_threshold()
     # The collector need not examine objects that exist already.

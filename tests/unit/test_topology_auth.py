@@ -36,14 +36,14 @@ def users(tmp_path_factory):
 
 
 def ready(path, secret=b"secret of the catalogue"):
-    """The users of a file, once the catalogue was reached."""
+    """Return the users of a file, in the state after the relay has reached its catalogue."""
     found = read_users(path)
     found.secret = secret
     return found
 
 
 def proof(session, user, password, binding=None):
-    """Sign in with another library, and return the session's last request."""
+    """Sign in with another library's implementation, and return the last request to the session."""
     mechanism = "SCRAM-SHA-256" if binding is None else "SCRAM-SHA-256-PLUS"
     client = ScramClient([mechanism], user, password, binding and ("tls-server-end-point", binding))
     first = client.get_client_first().encode()

@@ -66,7 +66,7 @@ async def relay(log):
 
 
 async def client(relay, number):
-    """A client that has its snapshot."""
+    """Return a client that has received its snapshot."""
     made = Transport()
     made.protocol = Connection(number, Session(number, None), relay, LIMITS, None)
     made.protocol.connection_made(made)
@@ -92,13 +92,13 @@ async def test_who_is_slower_than_a_burst_comes_through_it_and_delays_nobody(rel
     slow, quick = await client(relay, 1), await client(relay, 2)
     slow.full = True
     log.last = 1000
-    # The number of rounds depends only on reading the log, even if a client does not keep up.
+    # The number of rounds depends only on reading the log. No round waits for a client that lags.
     most = 0
     for _ in range(1000 // AT_ONCE):
         await relay._round()
         most = max(most, wait_for(slow))
     assert heard(quick) == list(range(1, 1001))
-    # The number of events that may wait for a client, and that are read at once.
+    # The limit is the number of bytes that may wait for a client, plus the events that are read at once.
     assert 0 < most < LIMITS.backlog_bytes + AT_ONCE * 100
     while slow.protocol.progress < Raft(1, 1000) or wait_for(slow):
         slow.protocol.resume_writing()
@@ -125,7 +125,7 @@ async def test_of_many_slow_clients_each_hears_everything_once_and_the_log_is_no
         one.protocol.resume_writing()
     await rounds(relay, 40)
     assert all(heard(one) == list(range(1, 301)) for one in slow)
-    # Each round reads new events, and reads at most once more for all clients that lag.
+    # Each round reads new events, and at most once more the events for all clients that lag.
     assert sum(index < 300 for index in log.read) <= 300 // AT_ONCE
 
 

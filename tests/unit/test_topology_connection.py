@@ -40,7 +40,10 @@ class Socket:
 
 
 class Transport:
-    """Accepts writes while the other side reads. Like asyncio's transport, it reports when it is full."""
+    """A transport that accepts writes while the other side reads.
+
+    Like asyncio's transport, it reports when it is full.
+    """
 
     def __init__(self):
         self.protocol = None
@@ -90,7 +93,7 @@ def startup(**parameters):
 
 @pytest.fixture
 async def transport():
-    """A connection of a client that has its snapshot, and whose backlog may be 100 bytes."""
+    """A transport of a client that has its snapshot, and for which at most 100 bytes may wait."""
     made = Transport()
     made.protocol = Connection(1, Session(1, None), Keeper(), Limits(backlog_bytes=100), None)
     made.protocol.connection_made(made)
@@ -232,7 +235,7 @@ async def test_who_says_much_at_once_is_heard_in_turns_with_the_others(monkeypat
 
 
 async def test_tls_is_not_begun_with_who_is_gone_already(monkeypatch):
-    """asyncio would wait for such a connection for ever, and keep its memory."""
+    """Otherwise asyncio would wait for such a connection for ever, and keep its memory."""
     begun = []
 
     async def begin(*arguments, **options):
@@ -249,8 +252,11 @@ async def test_tls_is_not_begun_with_who_is_gone_already(monkeypatch):
 
 
 def protocols_of_tls() -> set[int]:
-    """All that there are in this process, also of other tests: by their addresses, so as not to keep them. Some objects
-    do not like to be asked what they are an instance of."""
+    """Return the ids of all TLS protocol objects in this process, also those of other tests.
+
+    The objects themselves are not kept, so that they can be freed. isinstance() fails for some objects, so compare
+    types.
+    """
     return {id(one) for one in gc.get_objects() if type(one) is SSLProtocol}
 
 
@@ -305,7 +311,7 @@ async def test_who_left_while_the_catalogue_was_away_costs_nothing_any_more():
 
 
 class Deaf(Catalogue):
-    """Returns a result once when it is cancelled, like a wait that ends at this moment."""
+    """A task that, when it is cancelled, returns a result once, like a wait that ends at that moment."""
 
     def __init__(self):
         self.asked = asyncio.Event()

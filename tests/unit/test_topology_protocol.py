@@ -170,7 +170,8 @@ RESETS = {
     "pgjdbc": ("SET application_name = 'PostgreSQL JDBC Driver'", b"CZ"),
     "PgBouncer": ("DISCARD ALL; DEALLOCATE ALL", b"CCZ"),
 }
-"""Statements that pools send when a connection is returned or taken, and the kinds of PostgreSQL's answers."""
+"""By pool: the statements that it sends when a connection is returned or taken, and the kinds of PostgreSQL's
+replies."""
 
 
 @pytest.mark.parametrize("pool", RESETS)
@@ -235,7 +236,7 @@ def test_what_forgets_statements_makes_room_for_others(reset):
 
 @pytest.mark.parametrize("letter", ["'", '"', "-", " ", ";", "-- ", "a'", "set x = ''"])
 def test_no_query_takes_long_to_read(letter):
-    """A text of the largest allowed length: with a quadratic algorithm the test would not end."""
+    """The text has the largest allowed length. An algorithm of quadratic time would not finish."""
     assert selected((letter * LONGEST_MESSAGE)[:LONGEST_MESSAGE]) in (None, [])
 
 

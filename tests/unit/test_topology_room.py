@@ -57,7 +57,7 @@ async def relay(**limits):
 
 
 async def turns():
-    """Let the event loop run for more turns than it needs to accept all pending connections."""
+    """Let the event loop run for long enough to accept all pending connections."""
     for _ in range(500):
         await asyncio.sleep(0)
 
@@ -70,7 +70,7 @@ def open_files():
 
 @pytest.fixture
 def silent():
-    """Sockets of this process that send nothing, not connected yet."""
+    """Create sockets that are not connected yet and will send nothing."""
     sockets = [socket.socket() for _ in range(2 + REFUSALS + 20)]
     yield sockets
     for sock in sockets:

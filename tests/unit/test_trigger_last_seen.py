@@ -1,4 +1,4 @@
-"""When the observations of watchers are recorded for people, on a simulated clock."""
+"""When a trigger records for people what it has observed, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEED = CommitFeed("delays", 0)
 
 @pytest.fixture
 def lost(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A connection that can write nothing."""
+    """A connection on which every write fails."""
 
     async def ask_all(*_: object) -> list[Any]:
         raise psycopg.OperationalError("the connection is lost")
@@ -25,7 +25,8 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def noted(woke_at: float | None) -> Observations:
-    """The sample that the trigger that fired recorded at 10."""
+    """Return the observations of a trigger that recorded at second 10, and that woke somebody at ``woke_at``, if at
+    all."""
     return Observations(Observation(ready=1), woke_at, Observation(ready=0), 10.0)
 
 

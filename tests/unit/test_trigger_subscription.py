@@ -73,7 +73,7 @@ def test_what_else_cannot_be_looked_at_is_asked_less_and_less_often(error: PgCha
 
 @pytest.fixture
 def blindness(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """Whether which feed is blind, as it is reported."""
+    """Record each report that a feed cannot be watched, or can be watched again."""
     reported: list[tuple[str, bool]] = []
     monkeypatch.setattr(metrics, "report_sight", lambda feed, *, blind: reported.append((feed, blind)))
     return reported
@@ -111,7 +111,7 @@ async def test_who_is_given_up_is_blind_no_longer(blindness: list[tuple[str, boo
 
 
 class Server:
-    """Answers queries about some consumers, and holds a lock on the tables of the others. Records the queries."""
+    """Answers queries about some consumers. It holds a lock on the tables of the others, and records the queries."""
 
     def __init__(self, *locked: str) -> None:
         self.locked = locked
@@ -147,7 +147,7 @@ def many(text: str) -> int:
 async def looked(
     server: Server, names: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Poller, SimpleNamespace]:
-    """A poller that has polled the consumers of these names once."""
+    """Return a poller that has polled the consumers with these names once."""
     monkeypatch.setattr(poller, "ask_all", server.ask_all)
     time = SimpleNamespace(now=0.0)
     link: Any = server
@@ -188,7 +188,7 @@ async def test_all_feeds_of_a_kind_are_asked_in_one_query(monkeypatch: pytest.Mo
 
 
 async def test_a_query_asks_about_fifty_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shared query has the timeout of a single query."""
+    """A query for many consumers has the same timeout as a query for one."""
     sizes: list[int] = []
 
     class Heard(Server):
@@ -269,7 +269,7 @@ async def test_a_poller_rests_until_somebody_is_due_and_no_longer_than_a_tick(
 
 
 async def never() -> None:
-    """No query is sent."""
+    """Query nothing."""
 
 
 @pytest.mark.parametrize(

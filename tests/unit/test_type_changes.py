@@ -1,4 +1,4 @@
-"""The type with which a column of a copy holds every value of its source, and type changes that need no rewrite."""
+"""Types of the columns of a copy that hold every value of the source, and type changes that rewrite no table."""
 
 from __future__ import annotations
 

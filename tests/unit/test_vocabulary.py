@@ -20,7 +20,7 @@ LENGTH, NUMBER, NAME, SIZE = "a length of time", "a number", "a name", "a size, 
 
 @dataclass(frozen=True)
 class Word:
-    """``instead_of``: other words for the same thing, which must not be used."""
+    """A word for an argument. ``instead_of`` are other words for the same thing, which must not be used."""
 
     meaning: str
     kind: str
@@ -91,7 +91,7 @@ WORDS = {
 AS_STORED = {
     ("results/attached.py", "Attached"),
 }
-"""Values whose fields are named as SQL stores them."""
+"""Classes whose fields have the names that SQL stores."""
 
 INSIDE = (
     "cli/",
@@ -120,11 +120,15 @@ INSIDE = (
     "triggers/watches.py",
     "utils/retry_policy.py",
 )
-"""Modules whose arguments come only from our own code, which has checked them, or from Airflow, which names them."""
+"""Modules whose arguments come only from our own code, which has checked them, or from Airflow, which chooses their
+names."""
 
 
 AIRFLOWS = "poke_interval"
-"""A sensor's own between two looks of a worker, and the name and the types of it."""
+"""The argument of Airflow's own sensors for the time between two checks of a worker.
+
+Its name and types are Airflow's.
+"""
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ def _of(body: list[ast.stmt], file: str, owner: str) -> Iterator[Argument]:
 
 
 def word_of(name: str) -> str | None:
-    """Return the word with which a name ends: ``saga_retention`` is a retention."""
+    """Return the word of the vocabulary with which a name ends: ``saga_retention`` has the word retention."""
     parts = name.split("_")
     return next((word for at in range(len(parts)) if (word := "_".join(parts[at:])) in WORDS), None)
 

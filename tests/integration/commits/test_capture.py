@@ -150,7 +150,7 @@ def test_commits_do_not_go_astray_in_a_users_temporary_table(connect, name):
 @EXPRESSIONS
 def test_a_writer_cannot_make_the_capture_run_code_of_his_own(ledger, role, way, expression):
     track(ledger, expression)
-    # The capture then takes its slow path.
+    # A renamed key column makes the capture take its slow path.
     ledger.execute("alter table ledger rename id to number")
     writer = role("writer")
     ledger.execute(f"grant insert on ledger to {writer.name}")

@@ -9,13 +9,13 @@ from tests.tubes import make, make_items
 
 @pytest.fixture
 def prepared_tube():
-    """A function that makes a tube q."""
+    """A function that creates a tube q, for databases that are prepared once."""
     return make
 
 
 @pytest.fixture
 def prepared_item():
-    """A function that makes items in a table that is attached to a tube."""
+    """A function that attaches a table with items to a tube, for databases that are prepared once."""
     return make_items
 
 
@@ -27,5 +27,5 @@ def q(prepared_tube, connect):
 
 @pytest.fixture
 def item(prepared_item, connect):
-    """A connection to a database with items in a table that is attached to a tube."""
+    """A connection to a database with a table of items that is attached to tube q."""
     return connect()

@@ -30,7 +30,7 @@ def give_up(item, worker=0, workers=1):
 
 
 def touches(connection):
-    """Return (shard, op, ids, payload) of every pod that is not processed."""
+    """Return (shard, op, ids, payload) of every pod that is not processed yet."""
     rows = connection.execute(
         "select shard, op, array(select unnest(ids) order by 1), payload from q where ids <> '{}' order by seq"
     )

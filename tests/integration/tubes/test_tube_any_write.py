@@ -82,9 +82,9 @@ STEPS = 250
 
 @dataclass
 class Story:
-    """A sequence of steps on three tables. The copy learns of them only by pods.
+    """A random sequence of steps on three tables. The copy learns of the tables only from pods.
 
-    ``steady`` commits each statement, ``slow`` leaves its transaction open over other steps.
+    ``steady`` commits each statement, and ``slow`` leaves its transaction open over several steps.
     """
 
     steady: Connection
@@ -103,7 +103,7 @@ class Story:
             attach(self.steady, table, shard=shard, group_by=["id"] if table == "part" else None)
 
     def step(self, mended: bool) -> None:
-        """``mended``: a backfill may fill in rows that were missed before."""
+        """Take a random step. ``mended`` allows backfills, which may fill in rows that were missed before."""
         turns: list[tuple[Callable[[], object], int]] = [
             (self.write, 55),
             (self.slow.commit, 7),
@@ -144,7 +144,7 @@ class Story:
             self.told.append(str(error))
 
     def work(self) -> None:
-        """Process a batch: begin it and leave it, work on it without an ack, or finish it."""
+        """Process a batch: only begin it, or process it without an ack, or finish it."""
         worker = self.chance.randrange(self.workers)
         batch = claim(self.steady, worker, self.workers, self.chance.choice([1, 5, 50, 1000]))
         how = self.chance.choice(["left", "not acked", "done", "done", "done"])
@@ -168,7 +168,7 @@ class Story:
                         self.copies[table].update({each: rows[each]} if each in rows else {})
 
     def give_up(self) -> None:
-        """Process the control pods of all workers."""
+        """Process the control pods that are due, for all workers."""
         for worker in range(self.workers):
             self.steady.execute("select tube.register('q', %s, %s)", [self.workers, worker])
             due = self.steady.execute(
@@ -216,7 +216,7 @@ class Story:
             self.give_up()
             if one(self.steady, "select count(*) from q") == 0:
                 return
-        raise AssertionError("it does not come to rest")
+        raise AssertionError("the tube still has pods")
 
     def rows(self, table: str) -> dict[int, Any]:
         """Return all rows of the table by id."""

@@ -23,7 +23,10 @@ def prepared_item():
 
 @pytest.fixture(scope="module")
 def asked(shared):
-    """The same, with relations that a tube cannot have, for all calls that are refused. They change nothing."""
+    """A database with a table item in tube q, and relations that no tube can have.
+
+    Calls that are refused share the database, because they change nothing.
+    """
     make_item(shared)
     shared.execute("create table plain (id bigint primary key)")
     shared.execute("create table texts (id text primary key)")

@@ -26,7 +26,7 @@ def test_by_hand_too_whatever_the_order_of_commits_every_pod_comes_once(q, conne
         own = writers[0] if chance.random() < 0.3 else q
         assert one(own, "select tube.tube_pods_delete('q', 1, 0, %s)", [row[0] for row in rows]) == len(rows)
         if own is not q:
-            # In a transaction that also touches the tube, before and after.
+            # The transaction also touches the tube before and after it reads.
             touch(own, 5000 + len(expected))
             expected.append(5000 + len(expected))
             expected.extend(waits[0])
@@ -127,7 +127,7 @@ def test_a_pod_that_is_touched_while_a_worker_moves_on_by_hand_is_not_missed(q, 
 
 
 def put_in_another_cluster(connection):
-    """Pods of transactions that this cluster has not reached, and a younger pod."""
+    """Pretend that all pods except the first were written by transactions that this cluster has not reached."""
     for each in range(1, 7):
         touch(connection, each)
     connection.execute("update q set txid = (txid::text::bigint + 1000000)::text::xid8 where ids <> '{1}'")
@@ -166,7 +166,7 @@ def test_by_hand_who_may_not_mend_a_restored_tube_is_refused(q, role):
 
 @pytest.mark.parametrize("workers", [1, 4, 64])
 def test_what_a_worker_reads_by_hand_is_never_sorted(connect, workers):
-    """The plan does not depend on the cost of a page, or on an analyze of the pods."""
+    """Neither the cost of a page nor an analyze of the pods changes the plan."""
     connection = connect()
     make(connection, workers=workers)
     connection.execute(
@@ -218,7 +218,7 @@ def test_who_deletes_by_hand_in_a_restored_dump_counts_on_from_the_batches_befor
     assert take(q) == [1]
     touch(q, 2)
     touch(q, 3)
-    # As after a restore of a dump: the pods' transactions are ahead of this cluster.
+    # After a restore of a dump, the pods' transactions are ahead of this cluster.
     q.execute("update q set txid = (txid::text::bigint + 1000000)::text::xid8")
     ((seq,),) = q.execute("select seq from q where ids <> '{}' limit 1").fetchall()
     before = q.execute("select version from tube.worker where tube = 'q'").fetchall()

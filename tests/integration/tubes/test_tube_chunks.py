@@ -176,7 +176,7 @@ def test_a_backfill_of_a_table_that_is_detached_or_gets_another_shard_fails(item
 
 @pytest.mark.parametrize("owned", [True, False], ids=["by its owner", "by attaching anew"])
 def test_a_backfill_whose_predicate_is_changed_fails(item, owned):
-    """Rows behind its position for which the new predicate is true would be missed."""
+    """Otherwise the backfill would miss the rows that it has passed and for which the new predicate is true."""
     make(item, predicate="id > 500")
     number = begin(item)
     chunk(item, number)
@@ -292,7 +292,7 @@ def test_the_rate_counts_the_time_between_chunks_and_not_that_of_a_pause(item):
     assert remaining == int(remaining)
     assert 0 < remaining <= 20
     item.execute("select tube.backfill_pause(%s)", [number])
-    # A time that went on counting would be two minutes longer now, for 600 rows.
+    # If the time of the pause counted, the time would be two minutes longer now, for 600 rows.
     item.execute("update tube.backfill set rated_from = rated_from - interval '2 minutes'")
     item.execute("select tube.backfill_resume(%s)", [number])
     chunk(item, number)
@@ -307,7 +307,7 @@ def test_a_rest_of_minutes_is_no_part_of_the_rate_and_a_slow_one_has_a_digit(ite
         "rated_from = rated_from - interval '1 hour', updated_at = updated_at - interval '1 hour'"
     )
     chunk(item, number)
-    # With that hour it would be less than one row in ten seconds.
+    # If that hour counted, the rate would be less than one row in ten seconds.
     assert one(item, "select rate from tube.backfills()") > 1
     item.execute("update tube.backfill set rated_from = now() - interval '1 hour', rated_looked_at = 0")
     chunk(item, number)

@@ -100,7 +100,7 @@ def test_a_lower_seq_that_commits_later_is_not_missed(q, connect):
 
 
 def test_a_lower_seq_of_a_transaction_above_the_snapshot_is_not_missed(q, connect):
-    """An open transaction may have an id that the snapshot's xmax does not reach and its list does not name."""
+    """The id of an open transaction can be at or above the snapshot's xmax, and then the snapshot does not list it."""
     early, late = connect(autocommit=False), connect(autocommit=False)
     early.execute("select pg_current_xact_id()")
     touch(late, 1)

@@ -13,7 +13,7 @@ CLIENT = "set search_path = tube"
 
 
 def shards(connection):
-    """Two shards with a table each. Their ids may be null, as those of users' tables."""
+    """Create two shards with a table each. The ids may be null, as in users' tables."""
     for schema in ("sh0001", "sh0002"):
         connection.execute(f"create schema {schema}")
         connection.execute(
@@ -30,8 +30,10 @@ def tubes_of(connection):
 
 
 def replay(connection, partitions, partition):
-    """Do the work of a worker: read, work and delete until nothing is left. Return (op, shard, ids, type of a control
-    pod)."""
+    """Do a worker's work until nothing is left: read, process, delete.
+
+    Return (op, shard, ids, type of the control pod).
+    """
     query = connection.execute(
         "select tube_pods_sql(%s, %s, %s)", ["search", partitions, partition]
     ).fetchone()[0]

@@ -99,7 +99,7 @@ def test_a_control_pod_of_a_users_own_may_name_anything(item, tbl):
 
 
 class Mirror:
-    """A downstream that stores for each id its table and the seq of its last write."""
+    """A downstream that stores the table of each id, and the seq of the last write of the id."""
 
     def __init__(self, connection):
         self.connection = connection
@@ -194,7 +194,8 @@ def test_collected_ids_are_of_the_control_pods_kind(item):
 
 
 def test_collected_ids_are_under_the_shard_that_the_table_has_now(item):
-    """Under the one of the control pod another worker could have them in work at the same time."""
+    """The shard in the control pod may belong to another worker now, which could have the ids in work at the same
+    time."""
     item.execute("truncate item")
     attach(item, shard=4)
     seq = item.execute(ALL).fetchone()[0]
@@ -206,7 +207,7 @@ def test_collected_ids_are_under_the_shard_that_the_table_has_now(item):
 
 
 def test_a_transaction_that_does_not_see_that_a_table_was_attached_anew_is_to_be_repeated(item, connect):
-    """It would touch under the shard that the table had when it was detached."""
+    """The transaction would touch the ids under the shard that the table had when it was detached."""
     item.execute("truncate item")
     item.execute("select tube.tube_table_ensure_detached('q', 'item')")
     seq = item.execute(ALL).fetchone()[0]

@@ -50,7 +50,7 @@ def settle(db, connect, replay):
 
 
 def make_shards(connection):
-    """Two shards of a table, whose ids are partly the same, and their copy."""
+    """Create a table in two shards with partly the same ids, and a copy of both."""
     connection.execute(
         "create schema copies; create table copies.flight (shard int, id bigint, word text, primary key (shard, id))"
     )
@@ -76,7 +76,7 @@ def shards(prepared_shards, connect):
 
 @pytest.fixture
 def copied(shards):
-    """The same, after everything that was touched has been copied."""
+    """The two tables, once the copy has everything that was touched."""
     shards.execute(f"insert into copies.flight {BOTH}; delete from copies")
     return shards
 
@@ -184,7 +184,7 @@ def test_a_shared_copy_without_a_shard_is_refused_by_name(shards, replay, db):
 
 @pytest.fixture
 def twins(shards):
-    """Another table that was given the same name, under the same shard, when both were attached."""
+    """Two tables of different names that were renamed: both now have the same name, under the same shard."""
     shards.execute("create schema other; create table other.trip (id bigint primary key, word text)")
     attach(shards, "other.trip", "copies", 1)
     shards.execute("alter table other.trip rename to flight")
@@ -299,7 +299,10 @@ def test_what_is_touched_in_a_shard_of_no_table_is_told(shards, settle, caplog):
 
 
 def test_a_detached_tables_copy_is_kept_no_more_and_a_backfill_puts_it_right(copied, settle):
-    """Earlier touches of the detached table are replayed without it. It must be backfilled when it is attached again."""
+    """Touches of the table from before it was detached are replayed without reading it.
+
+    So it needs a backfill when it is attached again.
+    """
     copied.execute("update sh0001.flight set word = 'last'")
     detach(copied, "sh0001.flight", "copies")
     settle()

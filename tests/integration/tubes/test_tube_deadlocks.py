@@ -21,8 +21,11 @@ DEADLOCK = "select deadlocks > 0 from pg_stat_database where datname = current_d
 
 @contextmanager
 def deadlock(item, connect, gate) -> Iterator[None]:
-    """In the block a backfill waits at a gate until another session waits for it. Then it waits for that session, and
-    the deadlock ends the backfill. The other one goes on, and ends in its turn."""
+    """Let PostgreSQL end a backfill in the block because of a deadlock.
+
+    The backfill waits at a gate until another session waits for the backfill. Then the backfill waits for that session,
+    and PostgreSQL cancels the backfill. The other session then goes on, and ends.
+    """
     opener, other = connect(autocommit=False), connect(autocommit=False)
     other.execute("set deadlock_timeout = '1h'")
     opener.execute(gate)
@@ -46,7 +49,7 @@ def deadlock(item, connect, gate) -> Iterator[None]:
     yield
     for thread in threads:
         thread.join(60)
-    # The cancelled session reports the error when it is closed.
+    # The server reports the error of the cancelled session when that session is closed.
     until(item, DEADLOCK)
 
 

@@ -10,7 +10,7 @@ from tests.tubes import attach, detach, make, one, pods, touched
 
 
 def make_tree(connection):
-    """A partitioned table of two partitions, attached under shard 0."""
+    """Create a partitioned table with two partitions, and attach it under shard 0."""
     connection.execute("create table whole (id bigint primary key, n int) partition by range (id)")
     connection.execute("create table low partition of whole for values from (0) to (10)")
     connection.execute("create table high partition of whole for values from (10) to (20)")
@@ -126,7 +126,7 @@ def test_an_attached_table_that_gets_a_parent_is_reported(connect, kind):
     assert line.startswith("public.item: writes through public.root, a parent of it")
     assert "attach public.root to tube q" in line
     assert reasons(connection) == []
-    # Its advice works.
+    # The advice of the error works.
     detach(connection)
     connection.execute("alter table root alter id set not null")
     if kind != "a parent of a child":

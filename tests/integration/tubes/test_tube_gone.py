@@ -94,7 +94,10 @@ def test_a_tube_that_a_role_may_not_empty_is_not_ready_for_it(connection, role, 
 
 @pytest.fixture(params=["in a schema that it may not use", "that somebody has locked"])
 def shut(request, connection, connect):
-    """Changes of a tube r, whose pods everybody may read and delete."""
+    """A tube r that cannot be read: its schema is closed, or its pods are locked.
+
+    Everybody may read and delete its pods.
+    """
     connection.execute("create schema his; set search_path = his")
     make(connection, "r")
     connection.execute("reset search_path; grant select, delete on his.r to public")

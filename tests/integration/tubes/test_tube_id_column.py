@@ -66,7 +66,7 @@ def test_ids_that_were_renamed_are_touched_though_another_column_got_their_name(
     connection.execute(f"create table item (id bigint {key}, kind text not null default 'a')")
     make(connection, predicate=predicate)
     attach(connection, group_by=["id"])
-    for _ in range(10):  # After some executions PostgreSQL keeps a plan.
+    for _ in range(10):  # After five executions PostgreSQL may keep a generic plan.
         connection.execute("insert into item values (1); delete from item")
     connection.execute("truncate q; truncate item")
     connection.execute("alter table item rename id to old_id; alter table item add id bigint default 7")
@@ -128,7 +128,7 @@ def test_after_such_a_swap_a_rename_is_followed_again(connect):
 
 
 def test_a_restored_dump_touches_by_the_same_column(db, bare_db, connect_to, cluster):
-    """A tube without a predicate, and a tube with a predicate."""
+    """A tube without a predicate, and a tube with a predicate, touch the same column as before the dump."""
     connection = connect_to(db)
     connection.execute(
         "create table item (gone text, id bigint primary key, other bigint not null, kind text default 'a')"
@@ -184,7 +184,7 @@ def test_rows_without_an_id_are_no_fault_where_each_row_is_taken_by_itself(conne
 
 @PREDICATES
 def test_rows_without_an_id_are_passed_over_by_a_backfill(connect, predicate):
-    """For all orders and sizes of chunks."""
+    """No row is missed, in any order and with any size of chunks."""
     connection = connect()
     connection.execute(LOOSE)
     connection.execute(

@@ -191,7 +191,7 @@ def test_a_tube_whose_pods_hold_code_can_be_removed_by_others(keeper, admin):
 
 @pytest.fixture
 def ledger(keeper, admin):
-    """A table that the keeper may not write, and a tube of the keeper's that is called like its schema."""
+    """A table that the keeper may not write, and a tube of the keeper with the name of the table's schema."""
     admin.execute("create schema finance; create table finance.ledger (id bigint primary key, amount int)")
     admin.execute("insert into finance.ledger values (1, 100), (2, 200)")
     keeper.execute("set search_path = own")

@@ -19,7 +19,11 @@ UUID = "00000000-0000-0000-0000-00000000000{}"
 
 @dataclass(frozen=True)
 class Shape:
-    """A kind of key: the types of the tube, the columns of the table, a row of it by a number, and its id."""
+    """A kind of key.
+
+    It has the types of the tube's ids and the columns of the table. Functions of a number return a row and the id of
+    the row.
+    """
 
     types: tuple[str, ...]
     columns: str
@@ -66,7 +70,7 @@ def _keyed(connection: psycopg.Connection[object]) -> None:
 
 @pytest.fixture
 def keyed(prepared_keyed, connect, shape, request):
-    """A connection to a table item with such a key, and the tube that it touches."""
+    """A connection to a table item with a key of this shape, and the tube that the table touches."""
     connection = connect()
     name = request.node.callspec.params["shape"]
     connection.execute(f"set search_path = own_{name}, public; set timezone = 'Asia/Tokyo'")
@@ -236,7 +240,7 @@ def _texts(connection):
 
 @pytest.fixture
 def texts(prepared_texts, connect):
-    """A connection to a table of words, and the tube w that it touches."""
+    """A connection to a table of words, and the tube w that the table touches."""
     return connect()
 
 

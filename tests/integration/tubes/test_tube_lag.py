@@ -277,7 +277,7 @@ def controls_failed(connection, seconds):
 
 @pytest.fixture
 def failing(q, db):
-    """A tube with a control pod that has failed, of a worker without other work."""
+    """A tube with a control pod on which its worker has failed. The worker has no other work."""
     q.execute("""select tube.touch('q', 0, '{}', 'T', '{"type": "mine"}')""")
     assert all_tubes(q).ready == 1
     with pytest.raises(RuntimeError, match="search index"):
@@ -333,8 +333,10 @@ def test_of_all_tubes_control_pods_that_are_worked_off_are_as_if_they_had_never_
 
 
 def planned(connection, query):
-    """Return the number of workers for which a query counted the pods. That is expensive, because it plans queries for
-    each."""
+    """Return for how many workers a query counted the pods.
+
+    Counting is expensive, because it plans queries for each worker.
+    """
     connection.execute("set track_functions = 'all'; select pg_stat_force_next_flush()")
     connection.execute("select pg_stat_reset()")
     connection.execute(query)
@@ -362,7 +364,7 @@ def test_a_worker_without_pods_costs_a_look_over_all_of_them_next_to_nothing(con
 
 @pytest.mark.parametrize(("done", "reads"), [("7:7:", 1), ("7:9:7", 2)])
 def test_a_worker_reads_late_transactions_only_where_there_are_any(q, done, reads):
-    """Half of the cost of checking an idle worker is planning."""
+    """Half of the cost of checking an idle worker is the planning of this query."""
     position = json.dumps({"incremental": [done, 0]})
     query = "select tube.unread_sql(t, 0, 'incremental', %s, null) from tube.tube as t"
     plan = q.execute(f"explain (format json) {one(q, query, position)}").fetchone()[0]

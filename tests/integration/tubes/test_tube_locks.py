@@ -1,4 +1,4 @@
-"""The lock waits of changes of a tube."""
+"""The locks for which changes of a tube wait, and the sessions that wait for these changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prepared_item():
 
 
 class Doing(threading.Thread):
-    """A call in another session meanwhile, and the error that it raised."""
+    """A call that runs in another session in the block, and the error that the call raised."""
 
     def __init__(self, connection, *calls):
         super().__init__()

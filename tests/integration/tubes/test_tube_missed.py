@@ -14,7 +14,10 @@ SCHEDULE = "select tube.tube_backfill_schedule('q', 'id', 3, 3)"
 
 
 def make_item(connection):
-    """A connection to a database with an attached table, one of whose partitions has a row that was touched."""
+    """A connection to a database with an attached table.
+
+    The table has no rows except a row in one of its partitions, which was touched.
+    """
     connection.execute(
         "create table item (id bigint primary key) partition by range (id);"
         "create table low partition of item for values from (0) to (10);"

@@ -12,7 +12,7 @@ from tests.tubes import attach, begin, chunk, detach, ids_in_order, make, one, r
 
 @pytest.mark.parametrize("kind", ["pair", "checked_pair"])
 def test_a_column_of_a_row_type_is_refused_as_an_order(connect, kind):
-    """A value that is partly null is neither null nor not null."""
+    """A row value that is partly null is neither null nor not null."""
     connection = connect()
     connection.execute(
         "create type pair as (a int, b text); create domain checked_pair as pair;"
@@ -38,7 +38,10 @@ OPERATORS = {"<": "lower", "<=": "at_most", "=": "alike", ">=": "at_least", ">":
 
 
 def test_a_column_of_a_type_with_an_order_of_its_own_is_refused(connect):
-    """Sorted by operators of that type and compared by those of text, rows between two chunks would be missed."""
+    """Rows would be sorted by the operators of that type, and compared by those of text.
+
+    So rows between two chunks would be missed.
+    """
     connection = connect()
     connection.execute(WORD)
     for sign, name in OPERATORS.items():

@@ -28,7 +28,7 @@ def admin(connect):
 
 @pytest.fixture
 def keeper(admin, role, connect_to):
-    """A role that makes tubes, with a tube ``mine`` to which the superuser's table is attached."""
+    """A role that creates tubes, and its tube ``mine``, to which the superuser has attached a table."""
     who = role("keeper")
     admin.execute("select tube.grant_owner(%s::regrole)", [who.name])
     admin.execute(f"create schema own authorization {who.name}")
@@ -111,7 +111,10 @@ FAILING = "create or replace function own.spy() returns boolean language plpgsql
 
 @pytest.fixture
 def owner(admin, role, connect_to):
-    """The owner of a table that is attached to a superuser's tube. The predicate records the role that runs it."""
+    """The owner of a table that is attached to a tube of the superuser.
+
+    The predicate records the role as which it runs.
+    """
     who = role("owner")
     admin.execute("select tube.grant_consumer(%s::regrole)", [who.name])
     admin.execute(f"create schema own authorization {who.name}")
@@ -130,7 +133,10 @@ def owner(admin, role, connect_to):
 
 
 def ran_for(owner):
-    """Whether the predicate ran for the owner, and for other roles, also in transactions that were rolled back."""
+    """Return whether the predicate ran as the owner, and whether it ran as other roles.
+
+    Transactions that were rolled back count, too.
+    """
     return owner.execute(
         "select a.is_called, b.is_called from own.for_owner as a, own.for_others as b"
     ).fetchone()

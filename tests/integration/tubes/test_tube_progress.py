@@ -12,7 +12,10 @@ from tests.tubes import make, make_items, one, touched
 
 @pytest.fixture
 def told(connect):
-    """A connection to a tube with a table of 1,000 rows, and its notices: (the function, the pairs, the line)."""
+    """A connection to a database with a table of 1,000 rows in a tube, and the notices.
+
+    Each notice is a tuple: the name of the function, the pairs of name and value, and the whole line.
+    """
     connection = connect()
     make_items(connection)
     lines = []

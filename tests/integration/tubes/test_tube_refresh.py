@@ -105,7 +105,7 @@ CHANGES = {
 
 
 def orders(spoil):
-    """Pairs of partitions that a user's transaction locks, one after the other."""
+    """Return pairs of partitions of which a user's transaction locks the first and then the second."""
     if not spoil:
         return [("b_1", "a_1")]
     return [("b_1", "a_1"), ("b_2" if B_2 in spoil else "b_1", "a_2"), ("a_2", "a_1"), ("a_1", "a_2")]
@@ -133,7 +133,7 @@ def test_a_users_transaction_is_not_ended_as_a_deadlock_by_a_change_of_several_t
 
     thread = threading.Thread(target=change)
     thread.start()
-    # In some of the cases it need not wait, and ends.
+    # In some cases the call need not wait for the transaction, and ends.
     while thread.is_alive() and not one(two, waits(changing)):
         thread.join(0.01)
     user.execute(f"lock table only {second} in row exclusive mode")

@@ -40,7 +40,7 @@ SHOWN = "select order_id, customer, cents from total order by 1"
 
 
 def make_orders(connection):
-    """Two orders with lines that are in the report, and the report."""
+    """Create two orders with lines that are in the report, and the table of the report."""
     connection.execute(TABLES)
     connection.execute("insert into orders values (1, 'ann'), (2, 'bob')")
     connection.execute("insert into order_line values (11, 1, 5), (12, 1, 7), (21, 2, 9)")
@@ -62,7 +62,7 @@ def orders(prepared_orders, connect):
 
 
 def whole(connection):
-    """The expected report."""
+    """Compute the whole report with one query, for comparison."""
     ids = [
         each for (each,) in connection.execute("select id from orders union select order_id from order_line")
     ]
@@ -99,7 +99,7 @@ def shown(connection, query=SHOWN):
 
 
 def test_a_report_follows_the_columns_of_its_query(db, orders):
-    """A column that the query computes has no length, so the report keeps its own."""
+    """A column that the query computes has no length limit, so the column of the report keeps its own."""
     orders.execute("alter table orders add code varchar(9); alter table total add code varchar(5)")
     orders.execute("alter table total alter cents type numeric(9,2), alter customer type varchar(7)")
     orders.execute("update orders set code = '123456' where id = 1")
@@ -125,7 +125,7 @@ def test_a_report_follows_the_columns_of_its_query(db, orders):
 
 
 def test_writes_of_every_table_are_in_the_report(db, orders):
-    """A column that the query does not return stays as it is."""
+    """A column of the report that the query does not return keeps its values."""
     orders.execute("update total set seen = 'old'")
     orders.execute(
         "update orders set customer = 'eve' where id = 1; insert into order_line values (22, 2, 1)"
@@ -201,7 +201,7 @@ WRITES = (
 
 
 def write_at_random(conninfo, seed):
-    """Transactions of some writes, of which some are rolled back."""
+    """Run transactions of a few random writes. Some of the transactions are rolled back."""
     chance = random.Random(seed)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         for _ in range(60):
@@ -228,7 +228,7 @@ def write_at_random(conninfo, seed):
     ],
 )
 def test_a_report_equals_one_that_is_computed_anew_after_random_writes(db, orders, other_db, place):
-    """Writers, backfills and a worker at once. The worker claims a few ids at a time."""
+    """Writers, backfills and a worker run at the same time. The worker claims a few ids at a time."""
     apart = place == "two databases"
     results = other_db if apart else db
     with psycopg.connect(results, autocommit=True) as there:
@@ -249,7 +249,10 @@ def test_a_report_equals_one_that_is_computed_anew_after_random_writes(db, order
 
 
 def test_the_comparison_notices_a_query_that_began_before_the_claim(db, orders, connect, monkeypatch):
-    """As the docstring of ``recompute`` says, the query must begin after the claim."""
+    """Plant this fault: the query begins before the claim.
+
+    As the docstring of ``recompute`` says, it must begin after the claim.
+    """
     early = connect()
     early.execute("begin isolation level repeatable read")
     early.execute("select from orders limit 1")

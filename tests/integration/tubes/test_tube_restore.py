@@ -1,4 +1,8 @@
-"""Dropped tables stay dropped. A dump has only their numbers, which belong to other tables after a restore."""
+"""Dropped tables of a tube after a restore.
+
+A dump has only the oids of dropped tables. After a restore these oids can belong to other tables, which must not count
+as attached.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ STRANGERS = {
 
 
 def make_database(connection):
-    """A tube with an existing table and a dropped table."""
+    """Create a tube with two attached tables, of which one was dropped."""
     make(connection)
     for name in ("item", "old"):
         connection.execute(f"create table {name} (id bigint primary key, v text)")
@@ -40,7 +44,7 @@ def connection(prepared_database, connect):
 
 @pytest.fixture(params=STRANGERS)
 def stranger(connection, request):
-    """The number of the dropped table belongs to another relation."""
+    """Drop the table ``old``, and let its oid belong to another relation."""
     number = one(connection, "select 'old'::regclass::oid")
     connection.execute("drop table old")
     connection.execute(STRANGERS[request.param])
@@ -145,7 +149,7 @@ def test_a_table_without_any_trigger_of_its_capture_is_mended(connection):
 
 @pytest.fixture
 def lost(connection):
-    """A tube whose pods were dropped. Their number now means a table of the user."""
+    """A tube whose pods were dropped. The oid of the pods now belongs to a table of the user."""
     make(connection, "gone")
     attach(connection, "item", "gone")
     number = one(connection, "select 'gone'::regclass::oid")
@@ -226,7 +230,10 @@ def seqs(connection):
 
 
 def load_over_triggers(connection, dumped):
-    """The schema first, then the data: what is loaded is captured with numbers that the dump's pods have too."""
+    """Restore the schema first and then the data.
+
+    The triggers capture the loaded rows, under seqs that pods of the dump also have.
+    """
     connection.execute("insert into item select g from generate_series(1, 3) as g")
     for number in (1, 2, 3):
         connection.execute("delete from item where id = %s", [number])
@@ -291,7 +298,7 @@ def test_a_table_that_lost_the_column_of_its_ids_is_told_with_what_that_was_call
 
 
 def test_the_tubes_of_a_restored_dump_are_rebased_one_after_the_other(connect):
-    """Each sets the sequence of all tubes, so a session that read it earlier could set it back."""
+    """Each restored tube sets the sequence that all tubes share. If two did so at once, one could set it back."""
     first, second = connect(autocommit=False), connect()
     for name in ("p", "q"):
         make(second, name)

@@ -266,7 +266,10 @@ def test_a_keeper_cannot_make_a_tube_where_it_may_not_create_tables(session):
 
 @pytest.fixture
 def handed_over(session, admin):
-    """(former owner, owner) of a table own.mine that was attached to q before it changed hands."""
+    """Return the former owner and the present owner of the table own.mine.
+
+    It was attached to q before it changed hands.
+    """
     former, owner = session("insert"), session("insert")
     names = [one(each, "select current_user::text") for each in (former, owner)]
     admin.execute("create schema own")

@@ -33,7 +33,7 @@ def settle(connection, db):
 
 
 def test_scheduling_leaves_out_a_table_whose_last_backfill_is_not_worked_off(item):
-    """Its end pod exists."""
+    """The last backfill is not processed, because its end pod still exists."""
     tubes.backfill(item, "q", "public.item", "day")
     assert one(item, SCHEDULE) == 0
     item.execute("delete from q")

@@ -23,7 +23,7 @@ def owner(admin, role, connect_to):
 
 
 def use(admin, order_col="id"):
-    """A backfill, and a comparison with a copy."""
+    """Run a backfill, and compare the table with a copy."""
     for way in (
         lambda: run(admin, begin(admin, "own.mine", order_col, chunk_size=100)),
         lambda: admin.execute("select tube.wanted('q', 'own.mine', '{1}')"),
@@ -160,7 +160,7 @@ ASKED = {
 def test_nothing_that_a_predicate_leaves_behind_runs_for_who_asked(owner, admin, left, asked):
     make(admin, predicate="own.settled(0) and own.wanted()")
     owner.execute(LEFT_BEHIND[left])
-    # With constant arguments, and declared immutable, the function runs while a query is planned.
+    # The function runs while a query is planned, because its arguments are constant and it is declared immutable.
     owner.execute(
         "create function own.at_once() returns boolean language plpgsql as $$ begin return own.wanted(); end $$;"
         "create function own.settled(i bigint) returns boolean immutable language plpgsql as "

@@ -25,7 +25,7 @@ FOR_EVER = 3600.0
 
 
 def in_thread(function):
-    """Return the exception of a function in a thread."""
+    """Run a function in a thread, and return its exception."""
     raised = []
 
     def run():
@@ -168,12 +168,13 @@ def test_one_that_was_paused_while_it_waited_touches_nothing(item, connect):
 
 
 def hasty(db):
-    """A database that ends idle sessions, but not before they have sent their first statements."""
+    """Return a connection string whose sessions end after three idle seconds, which leaves time for their first
+    statements."""
     return make_conninfo(db, options="-c idle_session_timeout=3s")
 
 
 def idle(db):
-    """Wait until the server has ended a session that may not be idle."""
+    """Wait until the server has ended an idle session."""
     with closing(connect_ours(hasty(db))) as victim:
         select([victim.fileno()], [], [])
 
@@ -211,7 +212,7 @@ def test_behind_a_pooler_nothing_is_set_for_others(pgbouncer):
 
 
 def test_a_backfill_of_a_server_that_falls_silent_ends_and_leaves_no_lock(item, db, proxy, connect_to):
-    """Also on a connection that this package has not opened."""
+    """Test this also with a connection that this package has not opened."""
     connection = connect_to(through(proxy, db))
 
     def work():

@@ -149,8 +149,10 @@ def test_a_copy_gives_up_nothing_that_row_security_hides(hidden, item):
 
 @pytest.fixture
 def owned(item, role, connect_to):
-    """An attached table with a predicate. Row security hides some rows from the owner, with whose rights the predicate
-    runs."""
+    """An attached table with a predicate.
+
+    The predicate runs with the rights of the owner, from whom row security hides some rows.
+    """
     who = role("owner")
     item.execute(f"select tube.grant_consumer('{who.name}'); grant insert on copies to {who.name}")
     item.execute(f"create schema own authorization {who.name}")
@@ -167,7 +169,7 @@ def owned(item, role, connect_to):
 def test_who_sees_all_rows_does_not_take_those_for_gone_that_are_hidden_from_the_owner(
     owned, item, predicate
 ):
-    """The owner applies the predicate."""
+    """The predicate is evaluated as the owner, from whom some rows are hidden."""
     with item.transaction():
         item.execute("update tube.tube set predicate = %s", [predicate])
         item.execute(f"set local role {owned.name}")

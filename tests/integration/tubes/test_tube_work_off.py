@@ -20,7 +20,7 @@ FEED = TubeFeed("q")
 
 
 def make_item(connection):
-    """A table and its copy. The copy has a row that the table lacks."""
+    """Create a table and its copy. The copy has a row that the table lacks."""
     connection.execute(
         "create schema qs; create table item (id bigint primary key, day date);"
         "create table qs.item (like item, primary key (id)); insert into qs.item values (7)"
@@ -98,7 +98,7 @@ def test_control_pods_that_can_never_be_done_hold_up_nobody_and_are_each_told(db
 
 
 OLD_END = {"type": "backfill_end", "start_seq": "77"}
-"""The end of a backfill as older tubes wrote it: of a shard, without a table."""
+"""The payload of an end pod of older tubes: it names no table, so it means all tables of its shard."""
 
 
 def test_the_end_of_a_backfill_that_names_no_table_is_of_each_table_in_its_shard(db, item):
@@ -258,7 +258,7 @@ def test_a_failing_control_pod_leaves_no_connection_open(db, item, role, monkeyp
         item,
         "select not exists (select from pg_stat_activity where usename like 'worker%' and datname = current_database())",
     )
-    # A reference to the error could keep the connections open.
+    # A reference to the error could keep the connections open, so use the error only here.
     assert "permission denied" in str(failed.value)
 
 
@@ -333,8 +333,10 @@ def test_a_worker_carries_out_scheduled_backfills_and_gives_up_what_it_must(db, 
 
 
 def test_a_copy_that_shares_its_name_with_no_other_needs_no_shard(db, item):
-    """A template without the table's name names a single copy of all tables. It needs a column for the shard as soon as
-    there are two tables."""
+    """A template without a table's name names one copy for all tables.
+
+    With two tables that copy needs a column for the shard.
+    """
     item.execute("truncate item")
     work_off(FEED, db, TableDownstream(db, db, FEED, "qs.item"))
     assert touched(item) == [7]

@@ -92,8 +92,8 @@ def test_a_table_that_changes_its_shard_waits_until_the_old_shards_pods_are_done
     shown = lag(connection, 1, 2)
     assert (shown["ready"], shown["waiting"]) == (0, 2)
     ack(connection, batch, 0)
-    # Pods of the old shard that were not replayed are repeated under the new shard, because only its worker reads the
-    # table now.
+    # The old shard's worker has not replayed these pods. They are repeated under the new shard, whose worker now reads
+    # the table.
     assert lag(connection, 1, 2)["ready"] == 2
     assert take(connection, 1, 2) == [1, 2]
     assert take(connection, 1, 2) == []
@@ -182,7 +182,8 @@ def test_what_waits_does_not_grow_with_the_moves_of_a_table(connect, workers, sh
         found = pods(connection)
         for shard in range(3):
             waiting = [each for _, of, ids in found if of == shard for each in ids]
-            # As it was written, and again as it came from another shard: inserts, updates, and a touch by SQL.
+            # Inserts, updates and a touch by SQL are there as they were written, and again as they came from another
+            # shard.
             assert len(waiting) <= (302 + 202 if shard == 0 else 202) + turn
         assert len(controls(connection)) <= len(shards) + 1
     got = []
@@ -206,7 +207,8 @@ def test_a_table_that_comes_back_leaves_a_batch_that_was_claimed_as_it_is(connec
     assert (again["id"], again["attempt"]) == (batch["id"], 2)
     assert sorted(changes(connection, again)) == [1, 1, 2, 2]
     ack(connection, again)
-    # Between its claim and its end the table had another worker. Its results may differ from the present rows.
+    # Between the claim and the ack the table had another worker. So the results of the batch may differ from the
+    # present rows.
     assert set(drain(connection)) == {1, 2}
 
 

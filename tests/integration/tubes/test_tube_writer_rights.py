@@ -72,7 +72,7 @@ def test_a_table_that_takes_the_name_of_the_pods_is_not_written_for_them(
         "$$ begin insert into ran_as values (session_user); return new; end $$;"
         "create trigger note before insert on q for each row execute function note()"
     )
-    # Also in the session with the earlier plan.
+    # The session that has kept the earlier plan does not write there either.
     for session in (writer, connect_to(owner.conninfo)):
         session.execute(
             "update own.item set kind = 'b'; insert into own.item values (2); delete from own.item"
@@ -120,7 +120,7 @@ def test_pods_do_not_go_astray_in_a_users_temporary_table(item, name):
 @PREDICATES
 def test_a_writer_cannot_make_the_capture_run_code_of_his_own(item, role, way, predicate):
     make(item, predicate=predicate)
-    # The capture then takes its slow path.
+    # A renamed key column makes the capture take its slow path.
     item.execute("alter table item rename id to number")
     writer = role("writer")
     item.execute(f"grant insert, update, select, truncate on item to {writer.name}")

@@ -41,7 +41,7 @@ def owner(connect, role):
     ],
 )
 def test_whatever_becomes_of_the_tubes_the_write_goes_through(connect, owner, accident):
-    """A table is attached to a tube without a predicate and to a tube with a predicate."""
+    """The table is attached to a tube with a predicate, and to a tube without one."""
     connection = connect()
     make(connection, "judged", predicate=JUDGED)
     connection.execute(f"grant insert, select on judged to {owner.name}")
@@ -50,7 +50,7 @@ def test_whatever_becomes_of_the_tubes_the_write_goes_through(connect, owner, ac
     for pods_of in ("q", "judged") if "{pods}" in accident else ("q",):
         connection.execute(accident.format(pods=pods_of, owner=owner.name))
     writes(owner.conninfo, "own.item")
-    # Also by the slow path.
+    # A renamed key column makes the capture take its slow path, too.
     connection.execute("alter table own.item rename id to number")
     with psycopg.connect(owner.conninfo, autocommit=True) as session:
         session.execute("insert into own.item values (5)")
@@ -102,7 +102,7 @@ def test_touches_that_are_lost_are_told(connect, owner, role, deed):
     )
     assert told in maintain(connection).attention
     if who == owner.name:
-        # Any role that may use tubes can record the fault, too.
+        # Any role that may use tubes can record the fault, not only the owner.
         assert [(ids, message.split(":")[0]) for ids, message in faults(connection)] == [
             (2, "rows are lost"),
             (0, "a truncation is lost"),

@@ -11,7 +11,10 @@ from tests.suite.choosing.kinds import needed, of_a_release
 from tests.suite.choosing.ranking import Choice, rank
 
 NEAR = 100
-"""Only this number of best tests is searched for tests that a release alone runs: nearly all tests reach any change."""
+"""The number of best tests among which to search for tests that only a release runs.
+
+Nearly all tests reach any change.
+"""
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Concern:
 
     tests: Sequence[Choice]
     unneeded: Sequence[str]
-    """The expensive kinds of tests that are left out because the change does not need them."""
+    """The expensive kinds of tests that are left out, because the change does not need them."""
     of_a_release: Sequence[Choice]
     """The tests near the change that only a release runs."""
 

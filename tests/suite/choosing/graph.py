@@ -82,7 +82,10 @@ def _paths(repo: Path) -> Iterator[str]:
 
 
 def _file_keys(path: str, modules: Mapping[str, Module], named: Set[str]) -> set[str]:
-    """A text may name a file. If no text names it and nothing imports it, a text may name its folder."""
+    """Return the keys by which a text can name a file.
+
+    If no text names it and nothing imports it, its folder is a key, too.
+    """
     pure = PurePosixPath(path)
     if NUMBERED.match(pure.name) or pure.name == "__init__.py":
         return set()
@@ -108,7 +111,7 @@ def _used(parts: Sequence[Part], names: _Names) -> Iterator[frozenset[int]]:
 
 @dataclass(frozen=True)
 class _Names:
-    """Return the object that a name means in the file that contains it."""
+    """Resolve a name to the object that it means in the file that contains it."""
 
     modules: Mapping[str, Module]
     by_key: Mapping[str, set[int]]

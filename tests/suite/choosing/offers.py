@@ -13,7 +13,7 @@ CALLED = re.compile(r"%(?:1|10)\$I\.(\w+)")
 OFFER = re.compile(r"pgchange\.offer\(\s*'\w+', '(\w+)',.*?\);", re.DOTALL)
 LISTS = re.compile(r"'\{(.*?)\}'", re.DOTALL)
 EVERY_KIND = "feed"
-"""The trait that no call names."""
+"""The trait that every schema has, without being named in a call."""
 FEED = re.compile(
     r'^class (\w+)\((?:Offered|Schema)Feed\):.*?^    schema: ClassVar\[str\] = "(\w+)"',
     re.DOTALL | re.MULTILINE,
@@ -22,7 +22,10 @@ ASKED = re.compile(r'_select\("(\w+)"|schema\}\.(\w+)"')
 
 
 def offered(texts: Mapping[str, str]) -> Iterator[Part]:
-    """A part for each function that a schema is given, and for each feed by its schema; ``texts`` are files by path."""
+    """Yield a part for each function that a schema is given, and for each feed by its schema.
+
+    ``texts`` has the content of the files by path.
+    """
     made = {path: text for path, text in texts.items() if path.endswith(".sql")}
     templates = [template for text in made.values() for template in TEMPLATE.findall(text)]
     for path, text in made.items():

@@ -14,7 +14,7 @@ PATH_LENGTH = 80
 
 @dataclass(frozen=True)
 class Part:
-    """A function, a class, a table or what else a file defines, with its first and last line.
+    """A function, a class, a table or another definition in a file, with its first and last line.
 
     ``keys`` are the names by which others use it (``sql:tube.claim``, ``py:demo.flights.replay``). ``uses`` are the
     names that it uses.
@@ -29,12 +29,12 @@ class Part:
 
 
 def sql_named(text: str) -> set[str]:
-    """Texts that look like the name of an object with its schema."""
+    """Return the names in a text that look like an SQL object with its schema."""
     return {f"sql:{schema}.{name}" for schema, name in OBJECT.findall(text)}
 
 
 def named(text: str) -> set[str]:
-    """The SQL objects, modules and files that a text may name."""
+    """Return the SQL objects, modules and files that a text may name."""
     found = sql_named(text) | {f"py:{dotted}" for dotted in DOTTED.findall(text)}
     if len(text) < PATH_LENGTH:
         found |= {f"file:{word}" for word in FILE.findall(text)}

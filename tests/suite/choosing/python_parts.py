@@ -11,7 +11,8 @@ from tests.suite.choosing.parts import Part, named
 from tests.suite.parsing import syntax
 
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
-# Reading the text is several times faster than walking the tree, of which only the statements are needed.
+# Use a regular expression for names, because it is several times faster than walking the tree. The tree gives only the
+# statements.
 TOKEN = re.compile(
     r'("""(?:.*?)"""|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\')'
     r"|#[^\n]*|((?:\.|\b[A-Za-z_])\w*(?:\.[A-Za-z_]\w*)*)",
@@ -59,7 +60,7 @@ def read_python(path: str, text: str) -> Module:
 
 
 def _run(body: Sequence[ast.stmt], imported: dict[str, str]) -> Iterator[ast.stmt]:
-    """The statements that run when a module is imported; the imports for type checkers alone are noted."""
+    """Yield the statements that run when a module is imported. Record imports for type checkers, which do not run."""
     for node in body:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             for each in node.body:
@@ -70,7 +71,7 @@ def _run(body: Sequence[ast.stmt], imported: dict[str, str]) -> Iterator[ast.stm
 
 
 def _pieces(path: str, module: str, node: ast.stmt) -> Iterator[Part]:
-    """The parts of a statement. A class is a part without its methods, and uses them."""
+    """Yield the parts of a statement. A class is a part without its methods, and it uses its methods."""
     first, last = _lines(node)
     if isinstance(node, ast.ClassDef):
         key = f"py:{module}.{node.name}"

@@ -112,9 +112,10 @@ def _of_folder(graph: Graph, changed: Iterable[Change]) -> list[int]:
 
 
 def _spread(graph: Graph, seeds: Sequence[int]) -> tuple[dict[int, float], dict[int, int]]:
-    """The weight that comes to each part by the shortest way, and from where; a seed's weight comes from ``ROOT``.
+    """Return the weight of each part by the shortest way from a change, and the previous part on that way.
 
-    A step costs more where more files take it, because a test that uses a common function is seldom about that function.
+    The previous part of a seed is ``ROOT``. A step costs more if more files take it, because a test that uses a common
+    function is seldom about that function.
     """
     weights: dict[int, float] = {}
     through: dict[int, int] = {}
@@ -139,7 +140,10 @@ def _spread(graph: Graph, seeds: Sequence[int]) -> tuple[dict[int, float], dict[
 def _turns(
     graph: Graph, weights: Mapping[int, float], through: Mapping[int, int], kinship: Mapping[int, float]
 ) -> list[int]:
-    """The tests of the tree that ``through`` is: at each part its branches take turns, the best branch first."""
+    """Return the tests of a tree in order. In ``through`` each part has its parent.
+
+    At each part the branches take turns, the best branch first.
+    """
     branches: dict[int, list[int]] = defaultdict(list)
     for index, origin in through.items():
         branches[origin].append(index)
@@ -163,10 +167,10 @@ def _in_turn(lists: Sequence[Sequence[int]]) -> Iterator[int]:
 
 
 def _kinship(graph: Graph, changed: Sequence[Change], touched: Sequence[int]) -> dict[int, float]:
-    """How many of the telling words of a change are in the names of each test and of its file, from 0 to 1.
+    """Return by test a number from 0 to 1: the share of the telling words of the change that its names have.
 
-    A word counts by its inverse document frequency: a word that is in most names tells nothing
-    (K. Sparck Jones, A statistical interpretation of term specificity, 1972).
+    A word counts by its inverse document frequency: a word that is in most names tells nothing (K. Sparck Jones, A
+    statistical interpretation of term specificity, 1972).
     """
     tests = {
         index: _words(name_of(graph, index))

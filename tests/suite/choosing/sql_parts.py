@@ -21,12 +21,15 @@ ABOUT = re.compile(
     re.DOTALL,
 )
 HOOK = re.compile(r"%(?:\d+\$)?I\.(\w+)")
-"""A call of the function with this name in any schema. The core calls the hooks of the feeds in this way."""
+"""A call of a function with this name in a schema that is only known at run time.
+
+The core calls the hooks of feeds in this way.
+"""
 ROLE = re.compile(
     r"select pgchange\.add_role\(\s*'(\w+)', '(\w+)'.*?(?:functions => (?:\$\$|')(.*?)(?:\$\$|')\s*)?\);\Z",
     re.DOTALL,
 )
-"""The declaration of a role: it makes the function that grants the functions of its list."""
+"""The declaration of a role. It creates the function that grants rights on the functions of its list."""
 WORD = re.compile(r"'([a-z]+(?:_[a-z]+)*)[_$]?'")
 LEAD = re.compile(r"(?:\s|--[^\n]*\n)*")
 

@@ -48,28 +48,35 @@ def main() -> None:
     try:
         try_all(trial, waiting, wanted.workers)
     except KeyboardInterrupt:
-        raise SystemExit("stopped: the next run goes on from here") from None
+        raise SystemExit("stopped: the next run continues from here") from None
     finally:
         print("", *report(ROOT, mutants, state, equivalents(EQUIVALENT)), sep="\n")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.suite.mutants", description=__doc__)
-    parser.add_argument("--seed", type=int, default=7, help="another seed is another sample")
+    parser.add_argument("--seed", type=int, default=7, help="the seed of the sample")
     parser.add_argument("--count", type=int, default=200, help="how many mutants to try")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="of these files alone")
     parser.add_argument(
-        "--kind", help="of this kind of fault alone, such as drop-lock; --list names the kinds"
+        "--only", default="*", metavar="GLOB", help="only mutants of the files that match this pattern"
     )
-    parser.add_argument("--list", action="store_true", help="tell the sample, and try nothing")
+    parser.add_argument("--kind", help="only mutants of this kind, such as drop-lock; --list shows the kinds")
+    parser.add_argument("--list", action="store_true", help="print the sample, and try nothing")
     parser.add_argument(
-        "--seconds", type=float, default=100, help="of the tests that run first, as in make check"
+        "--seconds", type=float, default=100, help="seconds for the tests that run first, as in make check"
     )
-    parser.add_argument("--workers", type=int, default=1, help="copies of the tree to try mutants in")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        help="number of copies of the tree in which mutants are tried at once",
+    )
     parser.add_argument("--state", type=Path, help="the file of results")
-    parser.add_argument("--again", action="append", metavar="ID", help="this mutant, even if it was tried")
     parser.add_argument(
-        "--survivors", action="store_true", help="those that survived, perhaps in another tree"
+        "--again", action="append", metavar="ID", help="try this mutant again, even if it has a result"
+    )
+    parser.add_argument(
+        "--survivors", action="store_true", help="try the mutants that survived, in this tree or another"
     )
     return parser.parse_args()
 

@@ -16,9 +16,10 @@ from tests.suite.mutants.mutant import Mutant
 from tests.suite.mutants.tree import slowness
 
 FARTHER = 3
-"""A file that belongs to no feed is judged by this many times as much as ``make check`` would run."""
+"""The factor for a file that belongs to no feed: its mutants are judged by this many times the tests of ``make
+check``."""
 ALL_FEEDS = "tests/integration/core/"
-"""Tests of this folder that reach a mutant belong to its feed, because a test over all feeds has none in its name."""
+"""The folder of tests over all feeds. Tests in it that reach a mutant count as tests of the mutant's feed."""
 OPTIONS = ("--as-named", "-m", "not spark and not airflow")
 HANGS = 45.0
 """Seconds on an idle machine after which a test counts as hanging, which means that it has detected the fault. Without a
@@ -56,7 +57,7 @@ def jury(root: Path, mutant: Mutant, seconds: float) -> Jury:
 
 
 def _by_file(tests: list[str]) -> list[str]:
-    """Put the tests of a file together, at the place of its first test, because they share expensive fixtures."""
+    """Group the tests by file, at the place of the file's first test, because they share expensive fixtures."""
     files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     return sorted(tests, key=lambda test: files.index(test.partition("::")[0]))
 

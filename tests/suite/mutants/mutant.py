@@ -74,7 +74,10 @@ def mutants(file: str, text: str, edits: Iterable[Edit], place: Callable[[int], 
 
 
 def _scope(file: str, place: str) -> str:
-    """In which names of places are unique. A function of SQL is so in its folder: it may move to another file of it."""
+    """Return the scope in which the names of places are unique.
+
+    For SQL the scope is the folder, because a function may move to another file of the folder.
+    """
     path = PurePosixPath(file)
     return str(path.parent) if path.suffix == ".sql" and "." in place else file
 

@@ -25,7 +25,7 @@ _KEYWORDS = {
 }
 _ERROR = 21
 _EXPRESSION, _ASSIGNMENT = 2, 3
-"""How the parser reads a text. Higher numbers are assignments too, to a field of a record or of a row in it."""
+"""Modes of the parser. Higher numbers are assignments, too: to a field of a record, or of a row in it."""
 _TYPE = re.compile(r"[a-z_][\w$]*\.[a-z_][\w$]*(?:\.[\w$]+)?(?:%(?:row)?type)?(\[\])?", re.IGNORECASE)
 
 
@@ -40,7 +40,7 @@ class Function:
 
     @cached_property
     def body(self) -> list[tuple[int, int, str]]:
-        """Start, end and lower-case text of each token of the body."""
+        """The start, the end and the lower-case text of each token of the body."""
         return [
             (start + self.start, end + self.start, word)
             for start, end, word in words(self.text[self.start : self.end])
@@ -48,7 +48,7 @@ class Function:
 
     @cached_property
     def starts(self) -> list[int]:
-        """The numbers of the tokens with which a statement may start."""
+        """The numbers of the tokens at which a statement may start."""
         return [i for i, _ in enumerate(self.body) if i == 0 or self.body[i - 1][2] in _BEFORE]
 
     def line(self, number: int) -> int:
@@ -57,7 +57,10 @@ class Function:
 
 
 def plpgsql_edits(text: str, header: list[int], start: int, end: int) -> Iterator[Edit]:
-    """Edits of the function whose body is from ``start`` to ``end``; ``header`` is where types of its own are named."""
+    """Yield edits of the function whose body is from ``start`` to ``end``.
+
+    ``header`` has the positions at which the head of the function names types of our own.
+    """
     known = _with_known_types(text, header, start, end)
     tree = _parsed(known)
     if tree is None:
@@ -77,8 +80,12 @@ def _parsed(text: str) -> Any:
 
 
 def _with_known_types(text: str, header: list[int], start: int, end: int) -> str:
-    """The text with types that the parser knows, everything where it was: it has no catalogue to look types up in."""
-    # Nor does it know which types of PostgreSQL are arrays, as that of a variadic argument has to be.
+    """Replace types of our own by types that the parser knows, without moving other text.
+
+    The parser has no catalogue.
+    """
+    # The parser does not know which types are arrays, and a variadic argument must be an array. So drop the word
+    # variadic.
     text = text[:start].replace("variadic ", "         ") + text[start:]
     places = [*header, *_declared(text, start, end)]
     for place in places:
@@ -90,7 +97,7 @@ def _with_known_types(text: str, header: list[int], start: int, end: int) -> str
 
 
 def _declared(text: str, start: int, end: int) -> Iterator[int]:
-    """Return the positions at which the types of variables are named."""
+    """Return the positions at which variables are declared with a type."""
     tokens = list(words(text[start:end]))
     declaring = False
     for i, (_, _, word) in enumerate(tokens[:-2]):
@@ -129,14 +136,14 @@ def _statement_edits(function: Function) -> Iterator[Edit]:
 
 
 def _is_check(node: Any) -> bool:
-    """Whether an ``if`` only raises."""
+    """Whether an ``if`` only raises an error."""
     body = node.get("then_body", [])
     alone = "elsif_list" not in node and "else_body" not in node
     return alone and len(body) == 1 and body[0].get("PLpgSQL_stmt_raise", {}).get("elog_level") == _ERROR
 
 
 def _found(function: Function, kind: str, node: Any, used: set[int]) -> int | None:
-    """The number of the first token of a statement, of which the parser tells only the line."""
+    """Return the number of the first token of a statement. The parser reports only the line of the statement."""
     line = function.line(node["lineno"])
     behind = function.line(node["lineno"] + 1)
     for i in function.starts:
@@ -146,7 +153,7 @@ def _found(function: Function, kind: str, node: Any, used: set[int]) -> int | No
 
 
 def _end(function: Function, first: int) -> int:
-    """Where a statement ends, with its semicolon."""
+    """Return the position at which a statement ends, including its semicolon."""
     depth = 0
     for i in range(first, len(function.body)):
         word = function.body[i][2]
@@ -160,7 +167,7 @@ def _end(function: Function, first: int) -> int:
 
 
 def _inner_edits(function: Function) -> Iterator[Edit]:
-    """Edits of the SQL of a body, and of the conditions that are all of an ``if``."""
+    """Yield edits of the SQL in a body, and of conditions that are a whole ``if``."""
     places = {start for start, _, _ in function.body}
     used: set[int] = set()
     for line, condition, node in _expressions(function.tree):
@@ -212,10 +219,10 @@ def _fixed(start: int, end: int, condition: str) -> Iterator[Edit]:
 
 
 def _wanted(node: Any) -> tuple[str, re.Pattern[str]]:
-    """A form of the expression that can be parsed, and a pattern that finds it, because the parser reports its text but
-    not its position.
+    """Return a prefix with which the expression parses, and a pattern that finds the expression in the source.
 
-    The parser has written SELECT for ``perform``, and blanks for ``into`` and its targets.
+    The parser reports the text of an expression, but not its position. It has replaced ``perform`` by SELECT, and
+    ``into`` with its targets by blanks.
     """
     query, mode = node["query"], node.get("parseMode", 0)
     if mode >= _ASSIGNMENT:
@@ -227,12 +234,12 @@ def _wanted(node: Any) -> tuple[str, re.Pattern[str]]:
 
 
 def _loosely(query: str) -> str:
-    """A pattern in which many blanks stand for any text as long."""
+    """Return a pattern in which a run of blanks stands for any text of the same length."""
     parts = re.split(r"( {5,})", query)
     return "".join(f"[\\s\\S]{{{len(part)}}}" if part.isspace() else re.escape(part) for part in parts)
 
 
 def _without_into(found: str, node: Any) -> str:
-    """The text of a query as it parses, everything where it was."""
+    """Return the query as the parser wrote it, without ``into``, if its length shows that nothing has moved."""
     query: str = node["query"]
     return query if len(query) == len(found) else found

@@ -1,4 +1,5 @@
-"""Edits of Python: cosmic-ray's operators as far as they make faults that people make, and what these lack."""
+"""Edits of Python code: the operators of cosmic-ray that make faults which people make, and some edits that it
+lacks."""
 
 from __future__ import annotations
 
@@ -40,18 +41,18 @@ _KINDS = {
 
 
 def edits(text: str) -> Iterator[Edit]:
-    """Edits of a module, each of which parses afterwards."""
+    """Yield edits of a module. The module still parses after each edit."""
     at = _offsets(text)
     pieces = [_span(node, at) for node in syntax(text).body]
     for edit in (*_operator_edits(text), *_statement_edits(text)):
-        # A statement is parsed sooner than the module that it is in.
+        # Parse only the statement that is edited, which is faster than parsing the module.
         start, end = next((p for p in pieces if p[0] <= edit.start and edit.end <= p[1]), (0, len(text)))
         if _parses(edit.moved(-start).apply(text[start:end])):
             yield edit
 
 
 def places(text: str) -> Callable[[int], str]:
-    """Which function or class a position is in, by its names from the outside in."""
+    """Return a function that returns the function or class at a position, as a dotted name."""
     at = _offsets(text)
     found: list[tuple[int, int, str]] = []
 
@@ -84,16 +85,16 @@ def _operator_edits(text: str) -> Iterator[Edit]:
             positions = list(operator.mutation_positions(node))
             if not positions or _is_noise(node):
                 continue
-            # Of a number, the one above it; the one below fails where that does.
+            # Of a number, only try the number above it: where the number below fails, that fails, too.
             for index in range(1 if node.type == "number" else len(positions)):
                 yield _mutated(operator, node, index, lines, kind)
 
 
 def _mutated(operator: Any, node: Any, index: int, lines: list[int], kind: str) -> Edit:
-    """The edit that an operator makes, made as small as it can be."""
+    """Return the edit that an operator makes, reduced to the characters that change."""
     start, end = (lines[line - 1] + column for line, column in (node.start_pos, node.end_pos))
     before = node.get_code(include_prefix=False)
-    # Operators write into the node: its copy keeps the parent that they look at.
+    # An operator changes the node, so give it a copy. The copy keeps the parent, because operators examine the parent.
     mutated = operator.mutate(copy.deepcopy(node, {id(node.parent): node.parent}), index)
     after = mutated.get_code(include_prefix=False).lstrip()
     head = _common(before, after)
@@ -102,22 +103,25 @@ def _mutated(operator: Any, node: Any, index: int, lines: list[int], kind: str) 
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts have in common at the start."""
+    """Return the number of characters at the start of two texts that are equal."""
     return next(
         (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
 
 
 def _is_noise(node: Any) -> bool:
-    """Whether a node is part of an annotation or a decorator, or about them only, the mark of parameters, a fraction, or
-    negated already."""
+    """Whether a node is not worth a mutant.
+
+    These are annotations, decorators and conditions for them, marks between parameters, fractions, and conditions that
+    are negated already.
+    """
     if node.type == "number" and not node.value.isdigit():
         return True
     if node.parent is not None and node.parent.type == "parameters":
         return True
     if node.type in ("if_stmt", "while_stmt") and node.children[1].type == "not_test":
         return True
-    # Imports for annotations only may also be made always.
+    # An import for annotations also works if it is always executed.
     if node.type == "if_stmt" and node.children[1].get_code().strip() == "TYPE_CHECKING":
         return True
     while node.parent is not None:
@@ -169,6 +173,9 @@ def _line_starts(text: str) -> list[int]:
 
 
 def _offsets(text: str) -> Callable[[int, int], int]:
-    """Where a line and a column are, which the parser of the standard library counts in bytes."""
+    """Return a function from line and column to the position in the text.
+
+    The standard parser counts columns in bytes.
+    """
     starts, lines = _line_starts(text), text.splitlines(keepends=True)
     return lambda line, column: starts[line - 1] + len(lines[line - 1].encode()[:column].decode())

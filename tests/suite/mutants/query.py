@@ -25,7 +25,7 @@ STOPS = frozenset(
         "values fetch rows range groups conflict do",
     )
 )
-"""Words before and behind which a condition, or a key of an order, ends."""
+"""Words that end a condition or a key of an order, before it or after it."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Token:
     end: int
     word: str
     level: int
-    """How many brackets it is in; ``case`` and ``end`` are a pair of them."""
+    """The number of brackets around the token. ``case`` and ``end`` count as brackets."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """Statements, or an expression behind ``prefix``, that parse."""
+    """SQL that parses: statements, or an expression with a prefix that makes it a statement."""
 
     text: str
     tree: Any
@@ -49,15 +49,15 @@ class Query:
         return list(_tokens(self.text))
 
     def at(self, location: int) -> int | None:
-        """The number of the token that starts there."""
+        """Return the number of the token that starts at a position."""
         return next((i for i, token in enumerate(self.tokens) if token.start == location), None)
 
     def nodes(self, name: str) -> Iterator[Any]:
-        """The nodes of one kind, wherever they are."""
+        """Yield all nodes of a kind."""
         return (node for kind, node in walk(self.tree) if kind == name)
 
     def forward(self, first: int, stops: frozenset[str] = STOPS) -> int:
-        """The number of the token behind a piece that starts with token ``first``."""
+        """Return the number of the token after the piece that starts with token ``first``."""
         level = self.tokens[first].level if first < len(self.tokens) else 0
         for i in range(first, len(self.tokens)):
             if self._ends(i, level, stops):
@@ -65,7 +65,7 @@ class Query:
         return len(self.tokens)
 
     def backward(self, last: int, stops: frozenset[str] = STOPS) -> int:
-        """The number of the first token of a piece that ends with token ``last``."""
+        """Return the number of the first token of the piece that ends with token ``last``."""
         level = self.tokens[last].level
         for i in range(last, -1, -1):
             if self._ends(i, level, stops):
@@ -73,7 +73,7 @@ class Query:
         return 0
 
     def closing(self, opening: int) -> int:
-        """The number of the bracket that closes another."""
+        """Return the number of the bracket that closes the opening bracket."""
         level = self.tokens[opening].level
         return next(i for i in range(opening + 1, len(self.tokens)) if self.tokens[i].level == level)
 
@@ -91,7 +91,7 @@ class Query:
         return token.word in stops and not (token.word == "and" and self._bounds(i))
 
     def _bounds(self, i: int) -> bool:
-        """Whether an ``and`` is that of a ``between``."""
+        """Whether an ``and`` belongs to a ``between``."""
         level = self.tokens[i].level
         for token in reversed(self.tokens[:i]):
             if token.level < level or (token.level == level and token.word in STOPS):
@@ -102,7 +102,7 @@ class Query:
 
 
 def parsed(text: str) -> Query | None:
-    """A text as a query, or None where it is none."""
+    """Parse a text as SQL. Return None if it does not parse."""
     try:
         return Query(text, json.loads(parse_sql_json(text)))
     except ParseError:
@@ -110,7 +110,7 @@ def parsed(text: str) -> Query | None:
 
 
 def walk(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Each node and its kind, from the outside in."""
+    """Yield each node and its kind, outer nodes before inner nodes."""
     if isinstance(tree, dict):
         for name, node in tree.items():
             yield name, node
@@ -121,14 +121,14 @@ def walk(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def bare(tree: Any) -> Any:
-    """A tree without the places of its nodes: equal for texts that mean the same."""
+    """Return a tree without positions. Two texts with the same meaning have equal trees."""
     if isinstance(tree, dict):
         return {name: bare(node) for name, node in tree.items() if name not in _PLACES}
     return [bare(node) for node in tree] if isinstance(tree, list) else tree
 
 
 def words(text: str) -> Iterator[tuple[int, int, str]]:
-    """Start, end and lower-case text of each token that is no comment."""
+    """Yield the start, the end and the lower-case text of each token except comments."""
     for token in scan(text):
         if token.name not in ("SQL_COMMENT", "C_COMMENT"):
             yield token.start, token.end + 1, text[token.start : token.end + 1].lower()

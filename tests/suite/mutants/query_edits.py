@@ -1,4 +1,4 @@
-"""Edits of a query: each parses, and means something else."""
+"""Edits of a query. After each edit the query parses, and has another meaning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NEXT = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 
 
 def query_edits(text: str, prefix: str = "") -> Iterator[Edit]:
-    """Edits of a text that parses behind a prefix; none where it does not."""
+    """Yield edits of a text that parses after a prefix. Yield nothing if it does not parse."""
     query = parsed(prefix + text)
     if query is None:
         return
@@ -24,7 +24,7 @@ def query_edits(text: str, prefix: str = "") -> Iterator[Edit]:
 
 
 def _conditions(query: Query) -> Iterator[Edit]:
-    """Drop one of the conditions that an ``and`` or an ``or`` joins."""
+    """Drop one of several conditions that are joined by ``and`` or ``or``."""
     for node in query.nodes("BoolExpr"):
         joint = query.at(node["location"])
         if node["boolop"] == "NOT_EXPR" or joint is None:
@@ -43,7 +43,7 @@ def _conditions(query: Query) -> Iterator[Edit]:
 
 
 def _joined(query: Query, joint: int) -> list[tuple[int, int]]:
-    """Where the operands of a chain of equal operators are, of which the first is given."""
+    """Return the positions of the operands in a chain of equal operators. ``joint`` is the first operator."""
     word = query.tokens[joint].word
     stops = STOPS if word == "and" else STOPS - {"and"}
     pieces = [query.span(query.backward(joint - 1, stops), joint)] if joint else []
@@ -57,13 +57,13 @@ def _joined(query: Query, joint: int) -> list[tuple[int, int]]:
 
 
 def _value(query: Query) -> object:
-    """The tree of a lone expression."""
+    """Return the tree of an expression that is the whole query."""
     targets = query.tree["stmts"][0]["stmt"].get("SelectStmt", {}).get("targetList")
     return bare(targets[0]["ResTarget"].get("val")) if targets else None
 
 
 def _only_conditions(query: Query) -> Iterator[Edit]:
-    """Drop the condition of a clause that has no other."""
+    """Drop the only condition of a clause."""
     for i, token in enumerate(query.tokens):
         if token.word in ("where", "on", "having"):
             behind = query.forward(i + 1, STOPS - {"and", "or"})
@@ -74,7 +74,7 @@ def _only_conditions(query: Query) -> Iterator[Edit]:
 
 
 def _orders(query: Query) -> Iterator[Edit]:
-    """Turn a key of an order round, or drop it."""
+    """Reverse a key of an ``order by``, or drop it."""
     for i, token in enumerate(query.tokens[:-1]):
         if (token.word, query.tokens[i + 1].word) != ("order", "by"):
             continue
@@ -104,7 +104,7 @@ def _turned(query: Query, first: int, behind: int) -> Edit:
 
 
 def _bounds(query: Query) -> Iterator[Edit]:
-    """Move a bound by one: a comparison, or a whole number that is no part of a type."""
+    """Change a bound by one: in a comparison, or in a whole number that is not part of a type."""
     for node in query.nodes("A_Expr"):
         i = query.at(node.get("location", 0))
         if i is not None and query.tokens[i].word in _NEXT:
@@ -125,9 +125,9 @@ def _bounds(query: Query) -> Iterator[Edit]:
 
 
 def _row_locks(query: Query) -> Iterator[Edit]:
-    """Drop the lock of a query, or what it does about the locks of others."""
+    """Drop the row locks of a query, or their ``nowait`` or ``skip locked``."""
     if next(query.nodes("CreatePolicyStmt"), None) is not None:
-        # It is for the updates of a table.
+        # The ``for update`` of a policy is a command and not a lock.
         return
     for i, token in enumerate(query.tokens):
         following = [t.word for t in query.tokens[i + 1 : i + 4]]
@@ -139,7 +139,7 @@ def _row_locks(query: Query) -> Iterator[Edit]:
 
 
 def _lock_calls(query: Query) -> Iterator[Edit]:
-    """Take an advisory lock for taken."""
+    """Replace the call that takes an advisory lock by the result of a call that got it."""
     for node in query.nodes("FuncCall"):
         name = node["funcname"][-1]["String"]["sval"]
         first = query.at(node["location"])
@@ -151,7 +151,7 @@ def _lock_calls(query: Query) -> Iterator[Edit]:
 
 
 def _coalesces(query: Query) -> Iterator[Edit]:
-    """Leave out the replacement for a null."""
+    """Replace ``coalesce`` by its first argument."""
     for node in query.nodes("CoalesceExpr"):
         first = query.at(node["location"])
         if first is None:
@@ -162,13 +162,13 @@ def _coalesces(query: Query) -> Iterator[Edit]:
 
 
 def _text(query: Query, first: int, behind: int) -> str:
-    """The text of some tokens and what is between them."""
+    """Return the text of some tokens, with the text between them."""
     start, end = query.span(first, behind)
     return query.text[start:end]
 
 
 def _exists(query: Query) -> Iterator[Edit]:
-    """Ask for the opposite."""
+    """Negate ``exists``."""
     for node in query.nodes("SubLink"):
         i = query.at(node["location"])
         if node["subLinkType"] != "EXISTS_SUBLINK" or i is None:
@@ -181,7 +181,7 @@ def _exists(query: Query) -> Iterator[Edit]:
 
 
 def _sets(query: Query) -> Iterator[Edit]:
-    """Keep what is there twice, or do not."""
+    """Keep duplicates instead of removing them, or remove them instead of keeping them."""
     for i, token in enumerate(query.tokens):
         following = query.tokens[i + 1].word if i + 1 < len(query.tokens) else ""
         if token.word == "union" and following == "all":

@@ -14,7 +14,7 @@ COLUMNS = ("caught", "quick", "timeout", "survived", "equivalent", "red")
 
 
 def equivalents(path: Path) -> dict[str, str]:
-    """The mutants that no test can tell from the original, and why."""
+    """Return the mutants that no test can tell from the original, each with the reason."""
     listed = tomllib.loads(path.read_text()).get("mutant", [])
     return {entry["id"]: entry["reason"] for entry in listed}
 

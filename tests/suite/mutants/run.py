@@ -20,7 +20,10 @@ _HOW = {"passed": "survived", "failed": "caught", "timeout": "timeout"}
 
 @dataclass(frozen=True)
 class Trial:
-    """A tree to try mutants of, and how: ``jury`` chooses the tests for each, which may take ``limit`` seconds."""
+    """The tree whose mutants are tried, and how they are tried.
+
+    ``jury`` chooses the tests for a mutant. The tests may take ``limit`` seconds.
+    """
 
     root: Path
     python: Path
@@ -61,7 +64,7 @@ def _try(trial: Trial, copy: Path, mutant: Mutant, stop: threading.Event) -> Non
     jury = trial.jury(mutant)
     with mutated(copy, mutant):
         outcome = run(copy, trial.python, jury.arguments, trial.limit, stop)
-    # A tree that does not come to its tests is caught by the first of them.
+    # If the tests fail before any test begins, the first test counts as the one that caught the mutant.
     tests = [*jury.quick, *jury.rest]
     by = (outcome.by or tests[0]) if outcome.how == "failed" else ""
     quick = by.partition("[")[0] in jury.quick

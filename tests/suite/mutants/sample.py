@@ -15,13 +15,13 @@ _PATTERNS = ("airflow_pgchange/**/*.py", "sql/*/[0-9]*.sql")
 
 
 def files(root: Path, only: str = "*") -> list[str]:
-    """The files that mutants are made of."""
+    """Return the files of which mutants are made."""
     found = (str(path.relative_to(root)) for pattern in _PATTERNS for path in root.glob(pattern))
     return sorted(file for file in found if fnmatch(file, only))
 
 
 def possible(root: Path, only: str = "*") -> list[Mutant]:
-    """Every mutant of the files that a pattern names."""
+    """Return every mutant of the files that match a pattern."""
     return [mutant for file in files(root, only) for mutant in of_file(file, (root / file).read_text())]
 
 
@@ -31,9 +31,10 @@ def of_file(file: str, text: str) -> list[Mutant]:
 
 
 def sample(every: Iterable[Mutant], seed: int, count: int) -> list[Mutant]:
-    """So many mutants: feeds take turns, in a feed its files, in a file its kinds.
+    """Return ``count`` mutants.
 
-    A longer sample begins with the shorter sample.
+    Feeds take turns, within a feed its files, and within a file the kinds of faults. A longer sample begins with the
+    shorter sample.
     """
 
     def chance(*names: str) -> str:
@@ -47,7 +48,7 @@ def sample(every: Iterable[Mutant], seed: int, count: int) -> list[Mutant]:
             return str(getattr(mutant, levels[0]))
 
         groups = {name: list(group) for name, group in groupby(sorted(found, key=named), key=named)}
-        # The order is another in each group: else one kind would come first in all files.
+        # Each group has its own order. With the same order, one kind would come first in all files.
         order = sorted(groups, key=lambda name: chance(within, name))
         return list(_in_turn([spread(groups[name], levels[1:], name) for name in order]))
 

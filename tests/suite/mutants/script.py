@@ -1,4 +1,4 @@
-"""Edits of a file of SQL: of its statements, of its functions, and of the SQL that these put together."""
+"""Edits of a file of SQL: of its statements, of its functions, and of the SQL in their strings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _PLACEHOLDER = re.compile(r"%(\d*\$?)[-\d]*([IsL])")
 
 
 def edits(text: str) -> Iterator[Edit]:
-    """Edits of statements, each of which parses afterwards; none where the text does not parse now."""
+    """Yield edits of statements.
+
+    Each statement still parses after its edit. A statement that does not parse now has no edits.
+    """
     for start, end, statement in _statements(text):
         piece = text[start:end]
         for edit in _statement_edits(piece, statement):
@@ -27,7 +30,7 @@ def edits(text: str) -> Iterator[Edit]:
 
 
 def places(text: str) -> Callable[[int], str]:
-    """Which function, or which other statement, a position is in."""
+    """Return a function that returns the name of the function, or of the other statement, at a position."""
     found = [(start, _name(statement)) for start, _, statement in _statements(text)]
     starts = [start for start, _ in found]
     return lambda position: found[bisect_right(starts, position) - 1][1] if found else ""
@@ -76,7 +79,7 @@ def _statement_edits(piece: str, statement: Any) -> Iterator[Edit]:
 
 
 def _body(piece: str) -> tuple[int, int] | None:
-    """Where the dollar-quoted body of a function is."""
+    """Return the start and the end of a function's dollar-quoted body."""
     for start, end, word in words(piece):
         quote = _QUOTE.match(word)
         if quote:
@@ -85,7 +88,7 @@ def _body(piece: str) -> tuple[int, int] | None:
 
 
 def _own_types(piece: str, behind: int) -> list[int]:
-    """Where the head of a function names types of schemas other than the parser's."""
+    """Return the positions at which the head of a function names types outside of pg_catalog."""
     query = parsed(piece)
     return [
         node["location"]
@@ -98,7 +101,7 @@ def _own_types(piece: str, behind: int) -> list[int]:
 
 
 def _volatility(piece: str) -> Iterator[Edit]:
-    """Say that a function is stable which is not."""
+    """Declare a function as stable that is volatile."""
     tokens = [token for token in words(piece) if not _QUOTE.match(token[2])]
     stated = [token for token in tokens if token[2] in ("volatile", "stable", "immutable")]
     language = next((i for i, token in enumerate(tokens) if token[2] == "language"), None)
@@ -110,13 +113,13 @@ def _volatility(piece: str) -> Iterator[Edit]:
 
 
 def _dropped(body: str) -> Iterator[Edit]:
-    """Drop a statement that is not the last of an SQL function."""
+    """Drop a statement of an SQL function, except the last statement."""
     for start, end, _ in list(_statements(body))[:-1]:
         yield Edit(start, end + 1, "", "drop statement")
 
 
 def _dynamic(body: str) -> Iterator[Edit]:
-    """Edits of statements in strings, as ``format`` gets them."""
+    """Yield edits of statements in strings that are passed to ``format``."""
     for start, end, word in words(body):
         quote = _QUOTE.match(word) or re.match("'", word)
         if quote is None:

@@ -14,9 +14,10 @@ from tests.suite.mutants.tree import Outcome
 
 @dataclass(frozen=True)
 class Result:
-    """``caught``, ``survived``, ``timeout``, or ``red`` if the test that caught the mutant fails without it, too.
+    """The result of a mutant: ``caught``, ``survived``, ``timeout`` or ``red``.
 
-    ``quick`` says that ``make check`` would have run the test that caught it; ``tests`` is how many were chosen.
+    A mutant is ``red`` if the test that caught it also fails without the mutant. ``quick`` says that ``make check``
+    would have run that test. ``tests`` is the number of chosen tests.
     """
 
     id: str
@@ -29,7 +30,7 @@ class Result:
 
 @dataclass(frozen=True)
 class State:
-    """The results of one tree, and how the tests that caught something end without it."""
+    """The results of one tree, and how the tests that caught mutants end without a mutant."""
 
     path: Path
     results: dict[str, Result] = field(default_factory=dict)
@@ -63,7 +64,7 @@ class State:
 
 
 def survivors(folder: Path) -> set[str]:
-    """The mutants that survived when they were last run, in any tree."""
+    """Return the mutants that survived their last run, in any tree."""
     last: dict[str, Result] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
         last |= State.read(path).results
@@ -71,7 +72,7 @@ def survivors(folder: Path) -> set[str]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file, without a last line that was cut off when its run was ended."""
+    """Return the lines of a file, without a last line that is incomplete because its run was stopped."""
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
             yield json.loads(line)

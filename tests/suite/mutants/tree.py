@@ -23,7 +23,7 @@ from tests.suite.processes import runs
 from tests.suite.run import environment
 
 LOOK = 0.2
-"""Seconds between two looks at a run."""
+"""The seconds between two checks of a run."""
 PYTEST = "import os, sys, pytest; code = pytest.main(); sys.stdout.flush(); os._exit(code)"
 """End the process when the tests have ended, because a failed test may leave a thread for which Python would wait."""
 NO_TESTS = 5
@@ -34,7 +34,10 @@ FAILED = re.compile(r"(?:FAILED|ERROR) ([^\s\[]+\.py[^\s\[]*(?:\[.*?\](?= - |$))
 
 @dataclass(frozen=True)
 class Outcome:
-    """How tests ended: ``passed``, ``failed`` or ``timeout``; the first test that failed; how long it took."""
+    """How a run of tests ended.
+
+    ``how`` is ``passed``, ``failed`` or ``timeout``, ``by`` the first test that failed, and ``seconds`` the duration.
+    """
 
     how: str
     by: str
@@ -42,7 +45,7 @@ class Outcome:
 
 
 def tracked(root: Path) -> list[str]:
-    """The files of the working tree that git would keep."""
+    """Return the files of the working tree that git tracks or would add."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     told = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     return sorted(file for file in set(told.split("\0")) if file and (root / file).is_file())
@@ -60,7 +63,7 @@ def digest(root: Path) -> str:
 
 @contextmanager
 def copied(root: Path) -> Iterator[Path]:
-    """A copy of the working tree that uses the same installed packages."""
+    """Yield a copy of the working tree that uses the same installed packages."""
     with TemporaryDirectory(prefix="mutants-", dir=room.parent()) as folder:
         copy = Path(folder) / "tree"
         # The servers of the tests may run as another user.
@@ -75,7 +78,7 @@ def copied(root: Path) -> Iterator[Path]:
 
 @contextmanager
 def mutated(copy: Path, mutant: Mutant) -> Iterator[None]:
-    """A mutant in the place of its file."""
+    """Put a mutant in the place of its file, until the end of the block."""
     path = copy / mutant.file
     text = path.read_text()
     try:
@@ -86,14 +89,18 @@ def mutated(copy: Path, mutant: Mutant) -> Iterator[None]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Bytecode goes with its source: it is told from it by size and second, and another mutant may have both."""
+    """Write a file, and delete its bytecode.
+
+    Python recognises outdated bytecode by the size and the time of the file in seconds. Another mutant may have the
+    same size and time.
+    """
     path.write_text(text)
     if path.suffix == ".py":
         Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
 def run(copy: Path, python: Path, files: list[str], limit: float, stop: threading.Event) -> Outcome:
-    """Run test files in a copy up to the first failure; nothing that they start outlives them."""
+    """Run test files in a copy until the first failure. At the end, kill every process that they have started."""
     with TemporaryDirectory(prefix="run-", dir=copy.parent, ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
         scratch.chmod(0o755)
@@ -118,12 +125,15 @@ def run(copy: Path, python: Path, files: list[str], limit: float, stop: threadin
 
 
 def slowness() -> float:
-    """How many times as long a command takes now as on a machine that has nothing else to do."""
+    """Return how many times as long a command takes now as on an idle machine."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def _awaited(process: subprocess.Popen[bytes], limit: float, stop: threading.Event) -> int | None:
-    """Return how a process ended, or None if it did not end within ``limit`` seconds of an idle machine."""
+    """Wait for a process, and return its exit code.
+
+    Return None if it does not end within ``limit`` seconds. On a busy machine the limit is longer in proportion.
+    """
     while limit > 0:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(LOOK)
@@ -134,13 +144,14 @@ def _awaited(process: subprocess.Popen[bytes], limit: float, stop: threading.Eve
 
 
 def _failure(lines: list[str]) -> str:
-    """The first test that failed; nothing where it did not come to tests."""
+    """Return the first test that failed. Return an empty text if no test ran."""
     told = [found for line in lines if (found := FAILED.match(line))]
     return told[0][1] if told else ""
 
 
 def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:
-    """End a run and all that it started: its group, the servers in its folder, and who has its environment."""
+    """End a run and all that it started: its process group, the servers in its folder, and processes with its
+    environment."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -161,7 +172,7 @@ def _pid(path: Path) -> int:
 
 
 def _children(scratch: Path) -> list[int]:
-    """The processes that a run has left, by the folder that it gave them."""
+    """Return the processes that a run has left. They are recognised by the run's folder in their environment."""
     mark = f"TMPDIR={scratch}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):

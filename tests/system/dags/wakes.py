@@ -1,4 +1,4 @@
-"""DAGs for the test of a whole Airflow."""
+"""The DAGs of the test with a whole Airflow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOW = CommitFeed("slow", 0)
 BY_HAND = CommitFeed("by_hand", 0)
 AIRLINE = "airline"
 NOTES = os.environ["AIRFLOW__PGCHANGE_TESTS__NOTES"]
-"""The asset of the table that is written."""
+"""The URI of the asset for the written table."""
 JOB, RESULTS = (os.environ[f"AIRFLOW__PGCHANGE_TESTS__{name}"] for name in ("JOB", "RESULTS"))
 """The application of a detached batch, and its database."""
 
@@ -64,7 +64,7 @@ def slow() -> None:
     work()
 
 
-# Airflow 3.3 may take a sensor that is queued again for a lost task, and fail it (its issues 71172 and 72716).
+# If a sensor is queued again, Airflow 3.3 may treat it as a lost task and fail it (its issues 71172 and 72716).
 AGAIN = {"retries": 5, "retry_delay": timedelta(seconds=1)}
 
 
