@@ -171,7 +171,7 @@ def work_off(db: str) -> int:
 def test_a_person_sees_why_a_consumer_fails_skips_its_batch_and_sees_it_go_on(
     ledger: str, url: str, browser: Page, tmp_path: Path
 ) -> None:
-    """Takes seconds: a server and a browser are started, and the page's numbers come every three."""
+    """Takes seconds: a server and a browser are started, and the page refreshes its numbers every three seconds."""
     log_in(browser, url, pages.password(tmp_path, "op"))
     browser.get_by_role("link", name="PG feeds").click()
     delays = consumer(browser, "commits:delays/0")
@@ -347,7 +347,7 @@ def answered(db: str, queue: str, answer: Answer) -> None:
 def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
     ledger: str, url: str, browser: Page
 ) -> None:
-    """Takes seconds: a server and a browser are started, and the page's numbers come every three."""
+    """Takes seconds: a server and a browser are started, and the page refreshes its numbers every three seconds."""
     with psycopg.connect(ledger, autocommit=True) as connection:
         queues.make(connection, "orders", parts=12)
         queues.consumer(connection, "retail", "(t.properties->'kind') = 'retail'", queue="orders")
@@ -389,7 +389,7 @@ def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
 def test_a_person_sees_who_reads_the_groups_of_an_event_log_and_what_stands_still(
     ledger: str, url: str, browser: Page
 ) -> None:
-    """Takes seconds: a server and a browser are started, and the page's numbers come every three."""
+    """Takes seconds: a server and a browser are started, and the page refreshes its numbers every three seconds."""
     come_back(browser, url, view="events")
     guide = browser.get_by_role("link", name="The guide to the event log")
     assert browser.request.get(str(guide.get_attribute("href"))).text().startswith("# The event log")
@@ -416,7 +416,7 @@ def test_a_person_sees_who_reads_the_groups_of_an_event_log_and_what_stands_stil
 def test_a_person_sees_who_is_a_master_and_who_owns_which_buckets(
     ledger: str, url: str, browser: Page
 ) -> None:
-    """Takes seconds: a server and a browser are started, and the page's numbers come every three."""
+    """Takes seconds: a server and a browser are started, and the page refreshes its numbers every three seconds."""
     come_back(browser, url, view="topology")
     guide = browser.get_by_role("link", name="The guide to the topology")
     assert browser.request.get(str(guide.get_attribute("href"))).text().startswith("# Topology")

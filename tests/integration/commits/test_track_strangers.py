@@ -69,7 +69,7 @@ def test_a_view_in_the_place_of_a_table_is_read_by_nobody_else(admin, owner, cal
         "drop trigger pgchange_capture on own.mine; truncate own.mine; alter table own.mine drop constraint mine_pkey"
     )
     owner.execute("vacuum own.mine")
-    # Since version 16 PostgreSQL itself refuses this.
+    # Since version 16 PostgreSQL itself refuses to replace a table by a view.
     with suppress(psycopg.errors.WrongObjectType):
         owner.execute(
             'create rule "_RETURN" as on select to own.mine do instead select 1::bigint as id from own.note()'

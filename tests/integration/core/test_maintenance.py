@@ -1,4 +1,4 @@
-"""The work of the maintenance DAG, as the role that runs it."""
+"""What the maintenance DAG does and reports, run as the role that the guide describes."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_table_that_has_become_a_view_is_refused(owner, admin):
         owner.execute(f"drop trigger {name} on own.mine")
     owner.execute("truncate own.mine; alter table own.mine drop constraint mine_pkey")
     owner.execute("vacuum own.mine")
-    # Since version 16 PostgreSQL itself refuses this.
+    # Since version 16 PostgreSQL itself refuses to replace a table by a view.
     with suppress(psycopg.errors.WrongObjectType):
         owner.execute(
             'create rule "_RETURN" as on select to own.mine do instead select 1::bigint as id from own.note()'
