@@ -111,8 +111,8 @@ class Reader:
         return example.startswith("select") or " status " in example
 
     def wait(self) -> None:
-        """Run the DAGs until nothing is ready, or until a DAG has failed as often as ``attempts`` says."""
-        made = [dag for file in self.files for dag in dags(file)]
+        """Run the DAGs that have a schedule, until nothing is left or they have failed as often as ``attempts`` says."""
+        made = [dag for file in self.files for dag in dags(file) if dag.schedule is not None]
         failures = 0
         for _ in range(ROUNDS if made else 0):
             try:

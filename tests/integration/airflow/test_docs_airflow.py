@@ -55,18 +55,6 @@ def test_a_dag_on_a_feed_says_what_woke_it_and_adds_its_batch(guide: Guide, conn
     ]
 
 
-@pytest.mark.parametrize(("start", "changes"), [("beginning", 3), ("now", 0)])
-def test_a_person_chooses_where_a_new_consumer_starts(
-    start: str, changes: int, guide: Guide, connect: Connect
-) -> None:
-    """Takes seconds if it is the first test of this file, because Airflow is imported."""
-    connect().execute("create table public.audit (payments bigint)")
-    guide.run("Where a new consumer starts")
-    task = guide.names["audit"].get_task("count")
-    task.render_template_fields({"params": {"start": start}})
-    assert run(task)["changes"] == changes
-
-
 def test_a_sensor_of_each_kind_waits_for_the_payments(guide: Guide) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
     guide.run("Sensors")

@@ -10,8 +10,8 @@ import pytest
 
 from tests.airflow_home import uri
 from tests.airflow_metadata import take_migrated
-from tests.following import Reader
-from tests.ledger import Connect
+from tests.following import Reader, dags
+from tests.ledger import Connect, run
 from tests.readme import ROOT
 from tests.web import Request, receiving
 
@@ -33,7 +33,8 @@ def follow(
     monkeypatch.setenv("AIRFLOW__CORE__DAGS_FOLDER", str(tmp_path))
 
     def follow(page: str, *replaced: tuple[str, str]) -> Reader:
-        reader = Reader(connect(), tmp_path, lambda: capsys.readouterr().out, replaced)
+        folder = ("check dags/", f"check {tmp_path}/")
+        reader = Reader(connect(), tmp_path, lambda: capsys.readouterr().out, [folder, *replaced])
         reader.attempts = 3
         reader.follow((HOW_TO / f"{page}.md").read_text())
         return reader
@@ -41,10 +42,19 @@ def follow(
     return follow
 
 
-@pytest.mark.parametrize("page", ["copy", "report"])
+@pytest.mark.parametrize("page", ["copy", "report", "totals", "workers"])
 def test_a_recipe_shows_what_its_reader_sees(page: str, follow: Follow) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
     assert follow(page).failures == []
+
+
+def test_a_person_chooses_where_a_new_consumer_starts(follow: Follow) -> None:
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
+    reader = follow("new-consumer")
+    (by_hand,) = dags(reader.files[-1])
+    (task,) = by_hand.tasks
+    task.render_template_fields({"params": {"start": "beginning"}})
+    assert run(task)["changes"] == 4
 
 
 @pytest.mark.hstore
