@@ -19,12 +19,12 @@ from typing import Any, Self, cast
 import psycopg
 
 from airflow_pgchange.errors import InvalidArgument, PgChangeError, StaleClaim
+from airflow_pgchange.feeds.argument_checks import BATCH_LIMIT, Seconds, seconds
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, seconds
 from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.feed import Feed, from_json, progress_at, to_json
+from airflow_pgchange.feeds.periodic_thread import repeated
 from airflow_pgchange.feeds.queries import ask
-from airflow_pgchange.feeds.repeating import repeated
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.results.manifests import merge_kept
 

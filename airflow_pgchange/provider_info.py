@@ -73,10 +73,10 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             _modules(
                 "operators.feed",
-                "operators.claiming",
+                "operators.claim",
                 "operators.batch",
                 "operators.detached",
-                "operators.leasing",
+                "operators.lease",
                 "operators.spark_detached",
                 "operators.spark",
                 "operators.schema",
@@ -84,14 +84,14 @@ def get_provider_info() -> dict[str, Any]:
                 "operators.tube",
                 "operators.events",
                 "operators.handlers",
-                "operators.lake",
-                "operators.letters",
+                "operators.lake_maintenance",
+                "operators.dead_letters",
                 "operators.messages",
                 "operators.sagas",
             )
         ],
         "sensors": [_modules("sensors.feed", "sensors.consumer", "sensors.sagas")],
-        "triggers": [_modules("triggers.driver", "triggers.feed")],
+        "triggers": [_modules("triggers.feed", "triggers.spark_driver")],
         "queues": ["airflow_pgchange.queues.feed.FeedQueueProvider"],
         "asset-uris": [
             {
@@ -119,7 +119,7 @@ def get_provider_info() -> dict[str, Any]:
             "airflow_pgchange.operators.spark_ui.SparkUiLink",
             "airflow_pgchange.operators.page_link.ConsumerLink",
         ],
-        "cli": ["airflow_pgchange.cli.definition.get_pgchange_cli_commands"],
+        "cli": ["airflow_pgchange.cli.commands.get_pgchange_cli_commands"],
         "config": {"pgchange": _config()},
     }
 

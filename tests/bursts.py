@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, QueueFeed, TubeFeed
 from airflow_pgchange.feeds.feed import Feed
 from tests import commits, event_keeping, queues, tubes
@@ -144,7 +144,7 @@ def _give_up_and_send_again(connection: Connection, db: str, feed: Feed, n: int)
     with contextlib.suppress(ZeroDivisionError), ConsumerTransaction(feed, db) as consumer:
         assert consumer.claim(n)
         raise ZeroDivisionError
-    yield "give up", lambda: by_hand.skip_batch(connection, connection, feed, "bad")
+    yield "give up", lambda: manual_operations.skip_batch(connection, connection, feed, "bad")
     letters = [letter.id for letter in dead_letters.letters(connection) if letter.id not in known]
     yield "send again", lambda: dead_letters.redrive(connection, ids=letters)
     yield "take what is sent again", lambda: _take(feed, db, n)

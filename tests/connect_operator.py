@@ -29,7 +29,7 @@ with batch_job() as job:
 """
 BUSY = """
 import os, pathlib, subprocess
-from airflow_pgchange.spark.entry import batch_job
+from airflow_pgchange.spark.entry_point import batch_job
 with batch_job() as job:
     child = subprocess.Popen(["sleep", "3600"])
     pathlib.Path(__file__).with_name("pids").write_text(f"{os.getpid()} {child.pid}")

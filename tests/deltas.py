@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_pgchange.lake import Delta
-from airflow_pgchange.lake.delta import store
+from airflow_pgchange.lake.delta import object_store
 from tests.lakes import PAYMENTS
 from tests.s3 import KEY, SECRET, Server
 
@@ -29,12 +29,12 @@ def environment(server: Server) -> dict[str, str]:
 def made(location: str, schema: Any = PAYMENTS, **options: Any) -> Delta:
     """Create a table, and return it."""
     lake = Delta(location)
-    DeltaTable.create(location, schema, storage_options=store.options(lake), **options)
+    DeltaTable.create(location, schema, storage_options=object_store.options(lake), **options)
     return lake
 
 
 def rows(lake: Delta) -> list[dict[str, Any]]:
-    found: pa.Table = store.opened(lake).to_pyarrow_table()
+    found: pa.Table = object_store.opened(lake).to_pyarrow_table()
     return found.sort_by([(column, "ascending") for column in found.column_names[:1]]).to_pylist()
 
 
@@ -56,5 +56,5 @@ class DeltaLake:
 
     def batches(self) -> list[str]:
         """Return the ids of the batches that the table's log records."""
-        history = store.opened(self.into).history()
+        history = object_store.opened(self.into).history()
         return [commit["pgchange.batch"] for commit in history if "pgchange.batch" in commit]

@@ -28,7 +28,8 @@ from airflow_pgchange.operators import (
     TubeTouchOperator,
 )
 from airflow_pgchange.operators.batch import BatchOperator
-from airflow_pgchange.operators.claiming import ClaimingOperator, ConsumerOperator
+from airflow_pgchange.operators.claim import ClaimingOperator, ConsumerOperator
+from airflow_pgchange.operators.dead_letters import DeadLettersOperator
 from airflow_pgchange.operators.detached import (
     AckBatchOperator,
     ClaimBatchOperator,
@@ -41,9 +42,8 @@ from airflow_pgchange.operators.events import (
 )
 from airflow_pgchange.operators.feed import FeedOperator
 from airflow_pgchange.operators.handlers import EventHandlersOperator
-from airflow_pgchange.operators.lake import LakeMaintenanceOperator
-from airflow_pgchange.operators.leasing import LeasingOperator
-from airflow_pgchange.operators.letters import DeadLettersOperator
+from airflow_pgchange.operators.lake_maintenance import LakeMaintenanceOperator
+from airflow_pgchange.operators.lease import LeasingOperator
 from airflow_pgchange.operators.maintenance import MaintenanceOperator
 from airflow_pgchange.operators.messages import PostMessageOperator, RequestMessageOperator
 from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator

@@ -9,7 +9,7 @@ EXTRAS = {
         "airflow_pgchange.lake.arrow",
         "airflow_pgchange.lake.iceberg",
         "airflow_pgchange.lake.keys",
-        "airflow_pgchange.lake.rewriting",
+        "airflow_pgchange.lake.copy_on_write",
         "airflow_pgchange.lake.rows",
         "airflow_pgchange.lake.writing",
     },

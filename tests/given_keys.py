@@ -12,8 +12,8 @@ from psycopg import sql
 
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.connections import begun, connect
+from airflow_pgchange.feeds.consumer_names import NUMBER, Names
 from airflow_pgchange.feeds.keys import Key, text
-from airflow_pgchange.feeds.names import NUMBER, Names
 from airflow_pgchange.results.merge import merge
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.request import Work

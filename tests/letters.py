@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from tests.commits import FEED, claim_and_fail, commits
@@ -28,7 +28,7 @@ def give_up(
     at = to.get("at") or connection
     ids = commits(at, n)
     claim_and_fail(db, source, feed, limit=n)
-    by_hand.skip_batch(connection, at, feed, "cannot be parsed")
+    manual_operations.skip_batch(connection, at, feed, "cannot be parsed")
     return dead_letters.letters(connection)[-1].id, ids
 
 

@@ -113,11 +113,11 @@ def afresh(airflow: FastAPI) -> Callable[[str | None], Person]:
 
     The user has a role, or is not logged in.
     """
-    from airflow_pgchange.plugins import questions
+    from airflow_pgchange.plugins import page_queries
     from airflow_pgchange.plugins.api import build
 
     # Stop the plugin's queries when the test is over.
-    questions.LOOKED_LATELY = 0.0
+    page_queries.LOOKED_LATELY = 0.0
     mounted(airflow).app = build()
     client = TestClient(airflow)
     return lambda role: Person(client, role)

@@ -6,7 +6,7 @@ from psycopg import sql
 
 from airflow_pgchange.feeds import Batch
 from airflow_pgchange.results.merge import Staged
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 from airflow_pgchange.results.staging import create
 
 BATCH = Batch(id="batch-1", feed="commits:test/0", version=1, attempt=2, count=3, slices=(), bounds={})

@@ -5,14 +5,6 @@ from typing import TYPE_CHECKING
 from airflow_pgchange._lazy import lazily
 
 if TYPE_CHECKING:
-    from airflow_pgchange.admin.by_hand import (
-        drop_consumer,
-        move_consumer,
-        register_consumer,
-        repair_consumer,
-        skip_batch,
-        trim_commit_queue,
-    )
     from airflow_pgchange.admin.consumers import status
     from airflow_pgchange.admin.dead_letters import (
         ErasedLetter,
@@ -25,14 +17,22 @@ if TYPE_CHECKING:
     )
     from airflow_pgchange.admin.health import Finding, findings
     from airflow_pgchange.admin.maintenance import Report, maintain, trim
-    from airflow_pgchange.admin.repeated_maintenance import maintain_every
+    from airflow_pgchange.admin.maintenance_loop import maintain_every
+    from airflow_pgchange.admin.manual_operations import (
+        drop_consumer,
+        move_consumer,
+        register_consumer,
+        repair_consumer,
+        skip_batch,
+        trim_commit_queue,
+    )
     from airflow_pgchange.admin.schema import install, uninstall, upgrade
     from airflow_pgchange.admin.versions import Installed
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "by_hand": [
+            "manual_operations": [
                 "drop_consumer",
                 "move_consumer",
                 "register_consumer",
@@ -52,7 +52,7 @@ else:
             ],
             "health": ["Finding", "findings"],
             "maintenance": ["Report", "maintain", "trim"],
-            "repeated_maintenance": ["maintain_every"],
+            "maintenance_loop": ["maintain_every"],
             "schema": ["install", "uninstall", "upgrade"],
             "versions": ["Installed"],
         },

@@ -24,7 +24,7 @@ from airflow_pgchange.errors import (
     UnknownConsumer,
     UnknownLetter,
 )
-from airflow_pgchange.feeds.checks import Seconds, span
+from airflow_pgchange.feeds.argument_checks import Seconds, span
 from airflow_pgchange.feeds.queries import ask, records, rows, select
 
 HINDRANCES = (HistoryTrimmed, LetterRefused, SourceRestored, UnknownBranch, UnknownConsumer)

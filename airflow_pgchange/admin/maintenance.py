@@ -10,12 +10,12 @@ from typing import Any, LiteralString, TypeVar
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.admin import by_hand, health, versions
+from airflow_pgchange.admin import health, manual_operations, versions
 from airflow_pgchange.errors import ConsumerBusy, InvalidArgument, PgChangeError, ServerUnavailable
 from airflow_pgchange.events.dispatch import dispatch
-from airflow_pgchange.feeds.checks import Bytes, Seconds, span
+from airflow_pgchange.feeds.argument_checks import Bytes, Seconds, span
 from airflow_pgchange.feeds.connections import kept_open
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.queries import ask, call, rows
 from airflow_pgchange.messages import queues
 
@@ -118,7 +118,7 @@ def maintain(
             connection,
             width,
             ahead,
-            limits=by_hand.limits_of(retention, retention_bytes, retention_count),
+            limits=manual_operations.limits_of(retention, retention_bytes, retention_count),
             saga_retention=saga_retention,
             letter_retention=letter_retention,
         ):
@@ -142,7 +142,7 @@ def trim(
     retention_count: int | None = None,
 ) -> Report:
     """Trim the history of all feeds that every consumer has processed. The limits are those of ``maintain``."""
-    limits = by_hand.limits_of(retention, retention_bytes, retention_count)
+    limits = manual_operations.limits_of(retention, retention_bytes, retention_count)
     report = Report()
     with kept_open(connection):
         with translated():
@@ -158,7 +158,7 @@ def _steps(
     width: int,
     ahead: int,
     *,
-    limits: by_hand.Limits,
+    limits: manual_operations.Limits,
     saga_retention: Seconds | None,
     letter_retention: Seconds | None,
 ) -> Iterator[tuple[str, Callable[[], list[str]]]]:
@@ -202,7 +202,7 @@ def _all_lines(connection: psycopg.Connection[Any], function: str, *arguments: A
 
 
 def _trimming(
-    connection: psycopg.Connection[Any], limits: by_hand.Limits
+    connection: psycopg.Connection[Any], limits: manual_operations.Limits
 ) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     """Yield the steps that trim the history of each feed that keeps some."""
     if any(limit is not None for limit in limits):
@@ -212,13 +212,15 @@ def _trimming(
         yield "pgmb", partial(_trimmed_events, connection, table, limits)
 
 
-def _trimmed_events(connection: psycopg.Connection[Any], table: str, limits: by_hand.Limits) -> list[str]:
+def _trimmed_events(
+    connection: psycopg.Connection[Any], table: str, limits: manual_operations.Limits
+) -> list[str]:
     """Trim a table of the event log. The age of events is a setting of the log itself."""
     now = ask(connection, "select pg_catalog.now()")
     return _all_lines(connection, "pgmb.trim_partitions", table, now, *limits[1:])
 
 
-def _trimmed_topology(connection: psycopg.Connection[Any], limits: by_hand.Limits) -> list[str]:
+def _trimmed_topology(connection: psycopg.Connection[Any], limits: manual_operations.Limits) -> list[str]:
     """Trim the catalogue's log, if this role may. A role that maintains the other feeds needs only to read it."""
     may = "select pg_catalog.has_function_privilege('topology.trim_log(interval,bigint,bigint)', 'execute')"
     if not ask(connection, may):

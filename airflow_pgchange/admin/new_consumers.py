@@ -10,7 +10,7 @@ import psycopg
 from airflow_pgchange.errors import PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.feeds.feed import BEGINNING, Feed, Watched, identity
-from airflow_pgchange.feeds.starting import outlook, told
+from airflow_pgchange.feeds.start_position import outlook, told
 
 Connection = psycopg.Connection[Any]
 Key = tuple[str, str]

@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.admin import originals, versions
-from airflow_pgchange.admin.foreign_objects import strangers
+from airflow_pgchange.admin import original_systems, versions
+from airflow_pgchange.admin.dependent_objects import strangers
 from airflow_pgchange.admin.versions import SEALED, STAGING, Installed, System
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied, Refused, SchemaVersionMismatch
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
 from airflow_pgchange.feeds.queries import ask, rows
 
@@ -43,8 +43,8 @@ def install(
         new = [system for system in missing if system.folder not in {state.system for state in left_out}]
         _refuse_foreign(connection, new)
         _refuse_gone(new, present)
-        originals.refuse_left_over(connection, new)
-        originals.refuse_roles(connection, new)
+        original_systems.refuse_left_over(connection, new)
+        original_systems.refuse_roles(connection, new)
         for system in new:
             for path in versions.scripts(system):
                 connection.execute(path.read_bytes(), prepare=False)
@@ -97,7 +97,7 @@ def _refuse_foreign(connection: psycopg.Connection[Any], systems: Sequence[Syste
     taken -= {name for system in systems for name in versions.sealed(connection, system)}
     foreign = [system for system in systems if taken & {system.schema, system.schema + SEALED}]
     if foreign:
-        raise originals.foreign(connection, foreign, sorted(taken))
+        raise original_systems.foreign(connection, foreign, sorted(taken))
     if versions.holds_staging(connection) is False:
         raise Refused(
             f"schema {STAGING} is there and is not ours: install into another database, or drop or rename that schema; "

@@ -13,14 +13,14 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.admin.watching import hindrance
+from airflow_pgchange.admin.watch_checks import hindrance
 from airflow_pgchange.cli.common import Rows, command, conninfo_by_name, metadata, stored_connections
 from airflow_pgchange.errors import InvalidArgument, PgChangeError
 from airflow_pgchange.feeds.connections import both as both_databases
 from airflow_pgchange.feeds.connections import keep_open
 from airflow_pgchange.feeds.error_text import described, without_secrets
 from airflow_pgchange.feeds.feed import BEGINNING, Feed, Watched
-from airflow_pgchange.feeds.starting import outlook
+from airflow_pgchange.feeds.start_position import outlook
 from airflow_pgchange.operators.spark_checks import check_spark, environment_of
 from airflow_pgchange.plugins.databases import Named, ParsedDag, ParsedDags, Place
 from airflow_pgchange.plugins.query_threads import LIMITS, REACH
@@ -159,7 +159,7 @@ def _spark_problem(needs: SparkNeeds) -> str:
     """Return the reason why Spark cannot run a task's batches on this machine; empty if it can."""
     try:
         # Imported here, because Spark is an extra.
-        import_module("airflow_pgchange.spark.installed").check_versions()
+        import_module("airflow_pgchange.spark.installed_versions").check_versions()
         with stored_connections():
             check_spark(needs.conn_id, needs.binary, needs.of_a_driver, environment_of(needs.environment))
     except PgChangeError as error:

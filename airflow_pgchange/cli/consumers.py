@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from airflow_pgchange.admin import by_hand, consumers
+from airflow_pgchange.admin import consumers, manual_operations
 from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, database
-from airflow_pgchange.feeds.checks import time_of
+from airflow_pgchange.feeds.argument_checks import time_of
 from airflow_pgchange.lake.tables import Delta
 
 
@@ -14,7 +14,7 @@ from airflow_pgchange.lake.tables import Delta
 def skip(args: Namespace) -> Rows:
     consumer = consumers.named(args.consumer)
     with both(args) as (results, source):
-        skipped = by_hand.skip_batch(results, source, consumer(source), args.reason)
+        skipped = manual_operations.skip_batch(results, source, consumer(source), args.reason)
     return [{"consumer": args.consumer, "skipped": skipped}]
 
 
@@ -23,7 +23,7 @@ def release(args: Namespace) -> Rows:
     consumer = consumers.named(args.consumer)
     confirm(args, f"The batches of {args.consumer} that jobs process at this time will be claimed again.")
     with database(args) as connection:
-        ended = by_hand.end_leases(connection, consumer(connection))
+        ended = manual_operations.end_leases(connection, consumer(connection))
     return [{"consumer": args.consumer, "leases_ended": ended}]
 
 
@@ -34,7 +34,7 @@ def repair(args: Namespace) -> Rows:
     feed = consumers.movable(args.consumer)
     confirm(args, f"{feed.name} will go on from what the source still knows of it; batches may come again.")
     with both(args) as (results, source):
-        repaired = by_hand.repair_consumer(results, source, feed)
+        repaired = manual_operations.repair_consumer(results, source, feed)
     return [{"consumer": feed.name, "from_here_on": repaired}]
 
 
@@ -44,7 +44,7 @@ def _repair_delta(args: Namespace) -> Rows:
         args, f"{table} will get the batch in work of {args.consumer}; rows that it has already come twice."
     )
     with both(args) as (results, source):
-        batch = by_hand.repair_delta(results, source, consumer(source), table)
+        batch = manual_operations.repair_delta(results, source, consumer(source), table)
     return [{"consumer": args.consumer, "table": args.delta, "accepts": batch}]
 
 
@@ -54,7 +54,7 @@ def move(args: Namespace) -> Rows:
     to = args.to if args.to in ("beginning", "now") else time_of("--to (beginning, now or a time)", args.to)
     confirm(args, f"{feed.name} will move to {args.to}: changes are left out, or come again.")
     with both(args) as (results, source):
-        by_hand.move_consumer(results, source, feed, to)
+        manual_operations.move_consumer(results, source, feed, to)
     return [{"consumer": feed.name, "moved_to": args.to}]
 
 
@@ -62,7 +62,7 @@ def move(args: Namespace) -> Rows:
 def register(args: Namespace) -> Rows:
     feed = consumers.movable(args.consumer)
     with both(args) as (results, source):
-        by_hand.register_consumer(results, source, feed, args.start)
+        manual_operations.register_consumer(results, source, feed, args.start)
     return [{"consumer": feed.name, "starts_at": args.start}]
 
 
@@ -71,5 +71,5 @@ def drop(args: Namespace) -> Rows:
     feed = consumers.movable(args.consumer)
     confirm(args, f"{feed.name} will be forgotten; under the same name it would begin anew.")
     with both(args) as (results, source):
-        by_hand.drop_consumer(results, source, feed)
+        manual_operations.drop_consumer(results, source, feed)
     return [{"consumer": feed.name, "dropped": True}]

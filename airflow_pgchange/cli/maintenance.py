@@ -11,9 +11,9 @@ from typing import Any
 import psycopg
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 
-from airflow_pgchange.admin.by_hand import limits_of
 from airflow_pgchange.admin.maintenance import trim as trim_history
-from airflow_pgchange.admin.repeated_maintenance import maintain_every, maintain_once
+from airflow_pgchange.admin.maintenance_loop import maintain_every, maintain_once
+from airflow_pgchange.admin.manual_operations import limits_of
 from airflow_pgchange.cli.common import Rows, command, confirm, conninfo, database
 from airflow_pgchange.errors import InvalidArgument, PgChangeError
 

@@ -8,7 +8,7 @@ import sys
 from airflow.__main__ import main as airflow
 from airflow.cli import cli_parser
 
-from airflow_pgchange.cli.definition import get_pgchange_cli_commands
+from airflow_pgchange.cli.commands import get_pgchange_cli_commands
 
 
 def main() -> None:

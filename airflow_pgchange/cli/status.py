@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from airflow_pgchange.admin import consumers, watching
+from airflow_pgchange.admin import consumers, watch_checks
 from airflow_pgchange.admin.health import explained, findings, findings_of_both
 from airflow_pgchange.admin.new_consumers import with_new
 from airflow_pgchange.cli.common import Rows, both, command
-from airflow_pgchange.cli.named_by_dags import named_by_dags
+from airflow_pgchange.cli.dag_consumers import named_by_dags
 from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.plugins.dag_reasons import DagReason
 
@@ -27,7 +27,7 @@ def status(args: Namespace) -> Rows:
         rows = explained(results, source, consumers.status(results, source, _warn))
         rows = with_new(results, source, rows, named.consumers)
         for connection in dict.fromkeys((results, source)):
-            for line in watching.blind(connection):
+            for line in watch_checks.blind(connection):
                 _warn(line)
     reasons = named.reasons({_key(row) for row in rows if row["why"] or row["new"]})
     if args.output == "json":

@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.checks import Seconds, seconds
+from airflow_pgchange.feeds.argument_checks import Seconds, seconds
 from airflow_pgchange.feeds.connections import read_committed
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.queries import rows
 
 WITHIN = 60.0

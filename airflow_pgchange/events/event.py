@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds.event import EPOCH
+from airflow_pgchange.feeds.event_log import EPOCH
 
 MICROSECOND = timedelta(microseconds=1)
 LATEST = EPOCH + (2**52 - 1) * MICROSECOND

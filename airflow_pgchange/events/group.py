@@ -17,10 +17,10 @@ from airflow_pgchange.events.event import Event, shown, text_of
 from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
 from airflow_pgchange.feeds.connections import connect, keep_open
-from airflow_pgchange.feeds.errors import translated
-from airflow_pgchange.feeds.guarded import session_patience
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.queries import ask, call, records, rows, select
-from airflow_pgchange.feeds.retrying import succeeds
+from airflow_pgchange.feeds.retries import succeeds
+from airflow_pgchange.feeds.watched_connection import session_patience
 
 PORTION_BYTES = 8 * 2**20
 """Approximate maximum of bytes of events in one retry or dead letter. More events are split over several."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events.event import Event
-from airflow_pgchange.feeds.checks import MOMENT, Seconds, check_count, is_sendable, seconds
+from airflow_pgchange.feeds.argument_checks import MOMENT, Seconds, check_count, is_sendable, seconds
 
 RETRY = "pgmb-retry"
 """The topic of events that schedule a retry for one handler."""

@@ -17,7 +17,7 @@ from typing import Any
 from airflow_pgchange.errors import HandlerFailed
 from airflow_pgchange.events.event import Event
 from airflow_pgchange.events.handler import Delivery, Handler
-from airflow_pgchange.feeds.checks import seconds
+from airflow_pgchange.feeds.argument_checks import seconds
 
 log = logging.getLogger(__name__)
 

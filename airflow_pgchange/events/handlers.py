@@ -10,7 +10,7 @@ from airflow_pgchange.events.group import held_group
 from airflow_pgchange.events.handler import Handler
 from airflow_pgchange.events.handler_run import Handled, HandlerRun
 from airflow_pgchange.events.handler_threads import Call
-from airflow_pgchange.feeds.checks import (
+from airflow_pgchange.feeds.argument_checks import (
     EVENTS_LIMIT,
     Seconds,
     Until,
@@ -19,7 +19,7 @@ from airflow_pgchange.feeds.checks import (
     patience,
     seconds,
 )
-from airflow_pgchange.feeds.checks import until as checked_until
+from airflow_pgchange.feeds.argument_checks import until as checked_until
 from airflow_pgchange.feeds.stopping import Stop
 
 

@@ -18,7 +18,7 @@ from airflow_pgchange.events.shutdown import on_ending
 from airflow_pgchange.events.stream import Place
 from airflow_pgchange.events.streams import EventStreams
 from airflow_pgchange.events.subscriptions import Selection
-from airflow_pgchange.feeds.checks import MOMENT, Seconds, seconds
+from airflow_pgchange.feeds.argument_checks import MOMENT, Seconds, seconds
 
 try:
     from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response

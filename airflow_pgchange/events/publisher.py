@@ -16,7 +16,7 @@ from typing import Self
 from airflow_pgchange.errors import InvalidArgument, NotPublished, PublisherFull
 from airflow_pgchange.events.event import Event, Row, row_of
 from airflow_pgchange.events.sender import PASSING, RefusedEvent, Sender
-from airflow_pgchange.feeds.checks import EVENTS_LIMIT, Seconds, check_count, patience, seconds
+from airflow_pgchange.feeds.argument_checks import EVENTS_LIMIT, Seconds, check_count, patience, seconds
 
 log = logging.getLogger(__name__)
 

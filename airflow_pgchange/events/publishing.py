@@ -12,7 +12,7 @@ from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events.event import Event, Row, event_id, id_of_microsecond, row_of
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.queries import ask
 
 COLUMNS = ("id", "topic", "payload", "metadata", "subscription_id")

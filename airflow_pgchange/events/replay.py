@@ -10,8 +10,8 @@ import psycopg
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events.event import event_id
 from airflow_pgchange.events.group import held_group
-from airflow_pgchange.feeds.checks import Seconds, check_group_name, patience
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.argument_checks import Seconds, check_group_name, patience
+from airflow_pgchange.feeds.error_translation import translated
 
 
 def rewind(conninfo: str, group: str, since: datetime, busy_timeout: Seconds | None = 0) -> None:

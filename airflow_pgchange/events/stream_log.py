@@ -17,9 +17,9 @@ from airflow_pgchange.events.event import MICROSECOND, id_of_microsecond
 from airflow_pgchange.events.stream import Place
 from airflow_pgchange.events.subscriptions import Selection, subscribing
 from airflow_pgchange.feeds.connections import connect_async, lasting
-from airflow_pgchange.feeds.errors import translated
-from airflow_pgchange.feeds.event import EPOCH
-from airflow_pgchange.feeds.guarded import server_patience
+from airflow_pgchange.feeds.error_translation import translated
+from airflow_pgchange.feeds.event_log import EPOCH
+from airflow_pgchange.feeds.watched_connection import server_patience
 
 ANSWER_WITHIN = 30.0
 """Timeout of a query in seconds; after it the database counts as unavailable."""

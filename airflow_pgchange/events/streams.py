@@ -18,7 +18,7 @@ from airflow_pgchange.events.event import MICROSECOND
 from airflow_pgchange.events.stream import LARGEST_PORTION, Client, Place, message, notice
 from airflow_pgchange.events.stream_log import StreamLog
 from airflow_pgchange.events.subscriptions import LEAST_EXPIRY, Selection
-from airflow_pgchange.feeds.checks import MOMENT, Seconds, check_count, check_group_name, seconds
+from airflow_pgchange.feeds.argument_checks import MOMENT, Seconds, check_count, check_group_name, seconds
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds.checks import Seconds, check_group_name, is_sendable, seconds, span
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.argument_checks import Seconds, check_group_name, is_sendable, seconds, span
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.queries import ask, select
 
 TOPICAL = "s.params @> jsonb_build_object('topics', jsonb_build_array(e.topic))"

@@ -20,7 +20,7 @@ from airflow_pgchange.errors import ExtraMissing, InvalidArgument, WebhookFailed
 from airflow_pgchange.events.addresses import Network, may_connect, networks
 from airflow_pgchange.events.event import Event, shown, text_of
 from airflow_pgchange.events.handler import Delivery, Handler
-from airflow_pgchange.feeds.checks import MOMENT, Seconds, seconds
+from airflow_pgchange.feeds.argument_checks import MOMENT, Seconds, seconds
 
 try:
     import httpcore

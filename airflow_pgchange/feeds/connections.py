@@ -12,8 +12,8 @@ from psycopg import IsolationLevel, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import set_json_loads
 
-from airflow_pgchange.feeds import guarded, server_timeout, tokens
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds import server_timeout, tokens, watched_connection
+from airflow_pgchange.feeds.error_translation import translated
 
 DEFAULTS: dict[str, Any] = {
     "keepalives": 1,
@@ -39,7 +39,7 @@ def complete(conninfo: str, *, primary: bool = False) -> str:
     return make_conninfo("", **{**DEFAULTS, **server_timeout.options(explicit), **explicit, **server_kind})
 
 
-def connect(conninfo: str, *, primary: bool = False) -> guarded.Connection:
+def connect(conninfo: str, *, primary: bool = False) -> watched_connection.Connection:
     """Open a connection in autocommit mode that sends statements as text, without parameters or prepared statements.
 
     The extended protocol would keep a snapshot while a transaction waits, and prepared statements fail behind a pooler in
@@ -48,7 +48,9 @@ def connect(conninfo: str, *, primary: bool = False) -> guarded.Connection:
     """
     conninfo = tokens.renewed(conninfo)
     with translated():
-        connection = guarded.Connection.connect(server_timeout.for_libpq(complete(conninfo, primary=primary)))
+        connection = watched_connection.Connection.connect(
+            server_timeout.for_libpq(complete(conninfo, primary=primary))
+        )
         try:
             configure(connection)
             connection.guard(complete(conninfo))
@@ -99,7 +101,7 @@ def keep_open(connection: psycopg.Connection[Any], **settings: str) -> None:
 def kept_open(connection: psycopg.Connection[Any]) -> Iterator[None]:
     """Apply ``keep_open`` to a connection that the caller has opened, and watch it until the block ends, as the
     connections of ``connect`` always are."""
-    with guarded.adopted(connection):
+    with watched_connection.adopted(connection):
         keep_open(connection)
         yield
 
@@ -136,7 +138,10 @@ def begun(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
     The server ends it only if the heartbeat of this process stops.
     """
-    settings = {guarded.IDLE: guarded.server_patience(connection), "statement_timeout": "0"}
+    settings = {
+        watched_connection.IDLE: watched_connection.server_patience(connection),
+        "statement_timeout": "0",
+    }
     if connection.info.server_version >= 170000:
         settings["transaction_timeout"] = "0"
     set_local = sql.SQL("set local {} = {}")
@@ -150,7 +155,7 @@ def begun(connection: psycopg.Connection[Any]) -> Iterator[None]:
 async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.AsyncConnection[Any]:
     """Open a connection like that of ``connect``, for an event loop. Raises ServerUnavailable."""
     with translated():
-        connection = await guarded.AsyncConnection.connect(
+        connection = await watched_connection.AsyncConnection.connect(
             server_timeout.for_libpq(complete(conninfo, primary=primary)),
             autocommit=True,
             prepare_threshold=None,
@@ -194,5 +199,5 @@ def _is_readable(info: psycopg.ConnectionInfo) -> bool:
 
 def cancel(connection: psycopg.Connection[Any]) -> None:
     """Cancel the statement that runs on a connection. Can be called from another thread or a signal handler."""
-    if guarded.is_at_work(connection):
+    if watched_connection.is_at_work(connection):
         connection.cancel_safe(timeout=CANCEL_WITHIN)

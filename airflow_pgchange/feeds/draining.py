@@ -21,8 +21,7 @@ from airflow_pgchange.errors import (
     PoisonousChange,
     Stopped,
 )
-from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.checks import (
+from airflow_pgchange.feeds.argument_checks import (
     BATCH_LIMIT,
     OnBusy,
     OnGiveUp,
@@ -33,7 +32,8 @@ from airflow_pgchange.feeds.checks import (
     check_word,
     patience,
 )
-from airflow_pgchange.feeds.checks import until as checked_until
+from airflow_pgchange.feeds.argument_checks import until as checked_until
+from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.sessions import Sessions
 from airflow_pgchange.feeds.transaction import ConsumerTransaction

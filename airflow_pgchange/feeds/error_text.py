@@ -17,7 +17,7 @@ from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.queries import ask
-from airflow_pgchange.feeds.secret_text import any_of
+from airflow_pgchange.feeds.redaction import any_of
 
 LONGEST = 4000
 """How many characters of an error are stored."""

@@ -21,10 +21,10 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument
+from airflow_pgchange.feeds.argument_checks import Seconds
 from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
-from airflow_pgchange.feeds.checks import Seconds
+from airflow_pgchange.feeds.consumer_names import Names, prefix_of
 from airflow_pgchange.feeds.keys import BIGINT
-from airflow_pgchange.feeds.names import Names, prefix_of
 from airflow_pgchange.feeds.queries import together
 
 T = TypeVar("T")

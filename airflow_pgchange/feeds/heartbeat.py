@@ -1,7 +1,7 @@
 """Detect a server that is gone without a FIN or RST, even if a proxy still answers keepalives.
 
 One thread of this process watches all connections. It sends an empty query on an idle connection now and then. A busy
-connection cannot take a query. So a second connection to the same address (``witness.py``) checks that the server still
+connection cannot take a query. So a second connection to the same address (``liveness.py``) checks that the server still
 works on the statement. A connection without such proof is cut: its socket is shut down. A thread that waits on it then
 gets an error at once.
 """
@@ -23,8 +23,8 @@ import psycopg
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
+from airflow_pgchange.feeds.liveness import Found, Server, Witness
 from airflow_pgchange.feeds.watched_socket import Line
-from airflow_pgchange.feeds.witness import Found, Server, Witness
 
 HEARTBEAT = b"/* airflow_pgchange: heartbeat */"
 """An empty query. It takes no snapshot, and works in a failed transaction, too."""

@@ -14,7 +14,7 @@ from psycopg import sql
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.queries import rows
-from airflow_pgchange.feeds.tables import table_identifier
+from airflow_pgchange.feeds.table_names import table_identifier
 
 KeyNames = str | Sequence[str]
 """The columns of a table that hold the ids of changes, in the order in which an id has them; a name for one column."""

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds import settings
+from airflow_pgchange.feeds import transaction_settings
 
 SETTING = "pgchange.outputs"
 
@@ -53,9 +53,13 @@ def carry(connection: psycopg.Connection[Any], keeper: psycopg.Connection[Any]) 
 def _note(connection: psycopg.Connection[Any], outputs: Sequence[Output]) -> None:
     if outputs:
         added = Jsonb([asdict(output) for output in outputs])
-        settings.change(connection, SETTING, "coalesce({last}::jsonb, '[]') || {added}", added=added)
+        transaction_settings.change(
+            connection, SETTING, "coalesce({last}::jsonb, '[]') || {added}", added=added
+        )
 
 
 def noted(connection: psycopg.Connection[Any]) -> tuple[Output, ...]:
     """Return the outputs that were noted in the transaction."""
-    return tuple(Output(**output) for output in json.loads(settings.value_of(connection, SETTING) or "[]"))
+    return tuple(
+        Output(**output) for output in json.loads(transaction_settings.value_of(connection, SETTING) or "[]")
+    )

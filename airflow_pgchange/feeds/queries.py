@@ -13,7 +13,7 @@ from psycopg.rows import dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.errors import InvalidArgument, SchemaMissing
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
 from airflow_pgchange.feeds.schemas import schema_in
 

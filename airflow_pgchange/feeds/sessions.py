@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from airflow_pgchange.feeds import connections, guarded
+from airflow_pgchange.feeds import connections, watched_connection
 
 ANSWERED_WITHIN = 1.0
 """Seconds. A session that has answered more recently, and that the server has not ended since, is used without a ping."""
@@ -41,7 +41,9 @@ class Sessions:
     """
 
     def __init__(self) -> None:
-        self._kept: defaultdict[tuple[str, bool], list[tuple[float, guarded.Connection]]] = defaultdict(list)
+        self._kept: defaultdict[tuple[str, bool], list[tuple[float, watched_connection.Connection]]] = (
+            defaultdict(list)
+        )
 
     def __enter__(self) -> Sessions:
         return self
@@ -61,7 +63,9 @@ class Sessions:
             if time.monotonic() < opened_at + LIFETIME and (clean := _cleaned(connection)):
                 kept.append((opened_at, clean))
 
-    def _taken(self, kept: list[tuple[float, guarded.Connection]]) -> tuple[float, guarded.Connection] | None:
+    def _taken(
+        self, kept: list[tuple[float, watched_connection.Connection]]
+    ) -> tuple[float, watched_connection.Connection] | None:
         """Return a kept session that still answers. The server may have ended it meanwhile, as in a failover."""
         while kept:
             opened_at, connection = kept.pop()
@@ -73,11 +77,11 @@ class Sessions:
         return None
 
 
-def _opened(conninfo: str, primary: bool) -> tuple[float, guarded.Connection]:
+def _opened(conninfo: str, primary: bool) -> tuple[float, watched_connection.Connection]:
     return time.monotonic(), connections.connect(conninfo, primary=primary)
 
 
-def _cleaned(connection: guarded.Connection) -> guarded.Connection | None:
+def _cleaned(connection: watched_connection.Connection) -> watched_connection.Connection | None:
     """Return a connection as after ``connections.connect``, on the same session; None if the session cannot be reused."""
     is_own = connection.line is not None and connection.line.has_session
     if not is_own or connection.info.transaction_status != TransactionStatus.IDLE:

@@ -24,17 +24,17 @@ from airflow_pgchange.errors import (
     UnknownConsumer,
 )
 from airflow_pgchange.feeds import error_text, outputs, reading
+from airflow_pgchange.feeds.argument_checks import BATCH_LIMIT, Seconds, patience
+from airflow_pgchange.feeds.attempt_phases import Progress
 from airflow_pgchange.feeds.batch import Batch, Change
-from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, patience
 from airflow_pgchange.feeds.connections import begun, cancel, connect, keep_open, lasting
-from airflow_pgchange.feeds.errors import is_of_the_batch, translated
+from airflow_pgchange.feeds.error_translation import is_of_the_batch, translated
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, Token, progress_at
-from airflow_pgchange.feeds.progress import Progress
+from airflow_pgchange.feeds.periodic_thread import repeated
 from airflow_pgchange.feeds.queries import ask, ask_each
-from airflow_pgchange.feeds.repeating import repeated
-from airflow_pgchange.feeds.retrying import past_deadlocks, succeeds
+from airflow_pgchange.feeds.retries import past_deadlocks, succeeds
 from airflow_pgchange.feeds.sessions import Sessions
-from airflow_pgchange.feeds.starting import may_start, start
+from airflow_pgchange.feeds.start_position import may_start, start
 
 PING_EVERY = 10.0
 

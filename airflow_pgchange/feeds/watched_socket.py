@@ -16,7 +16,7 @@ from weakref import ref
 
 import psycopg
 
-from airflow_pgchange.feeds.witness import Server
+from airflow_pgchange.feeds.liveness import Server
 
 PROGRESS = struct.Struct("=QQ")
 PROGRESS_AT = 120

@@ -12,10 +12,10 @@ from airflow_pgchange.errors import InvalidArgument, PgChangeError
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.error_text import described
 from airflow_pgchange.feeds.outputs import Output
-from airflow_pgchange.lake.numbering import one_write
-from airflow_pgchange.lake.staged import Files, StagedFiles, Version
+from airflow_pgchange.lake.commit_numbers import one_write
+from airflow_pgchange.lake.staged_files import Files, StagedFiles, Version
 from airflow_pgchange.lake.tables import LakeTable
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MODULES = {
     "delta": "airflow_pgchange.lake.delta",
     "iceberg": "airflow_pgchange.lake.iceberg",
-    "remote iceberg": "airflow_pgchange.lake.iceberg.remote",
+    "remote iceberg": "airflow_pgchange.lake.iceberg.remote_catalog",
 }
 """The module of each ``kind`` of table. Importing it raises ExtraMissing if its library is not installed."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.lake.arrow import pa, pc
 from airflow_pgchange.lake.tables import LakeTable
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 
 NUMBER = "pgchange_number"
 """The column with the number of a row."""

@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds.checks import Seconds, seconds
-from airflow_pgchange.lake.staged import LIFE
+from airflow_pgchange.feeds.argument_checks import Seconds, seconds
+from airflow_pgchange.lake.staged_files import LIFE
 from airflow_pgchange.lake.tables import Iceberg, LakeTable, RemoteIceberg
 
 LEAST = LIFE + timedelta(days=1)

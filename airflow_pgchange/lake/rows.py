@@ -9,7 +9,7 @@ from typing import TypeAlias
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.lake.arrow import pa, pc
 from airflow_pgchange.lake.formats import Place
-from airflow_pgchange.lake.staged import Files
+from airflow_pgchange.lake.staged_files import Files
 from airflow_pgchange.results.staging import TOUCHED
 
 TARGET_BYTES = 128 * 1024 * 1024

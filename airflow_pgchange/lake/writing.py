@@ -10,11 +10,11 @@ from airflow_pgchange.feeds import outputs
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
 from airflow_pgchange.lake import keys
+from airflow_pgchange.lake.commit_numbers import check_transaction
 from airflow_pgchange.lake.formats import commit, prepared
-from airflow_pgchange.lake.numbering import check_transaction
 from airflow_pgchange.lake.rows import Rows, batches_of
 from airflow_pgchange.lake.tables import LakeTable
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds.checks import Seconds, seconds, shown, span
+from airflow_pgchange.feeds.argument_checks import Seconds, seconds, shown, span
 from airflow_pgchange.feeds.queries import ask, call, rows, select
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds.checks import MOMENT, Seconds, patience, seconds
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.argument_checks import MOMENT, Seconds, patience, seconds
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.queries import ask, select
 from airflow_pgchange.messages.queues import Texts, as_hstore
 

@@ -13,8 +13,8 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.errors import InvalidArgument, Stopped
+from airflow_pgchange.feeds.argument_checks import Seconds, is_sendable, seconds, span
 from airflow_pgchange.feeds.batch import Change
-from airflow_pgchange.feeds.checks import Seconds, is_sendable, seconds, span
 from airflow_pgchange.feeds.error_text import LONGEST, described
 from airflow_pgchange.feeds.queries import ask, select
 

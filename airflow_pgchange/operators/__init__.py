@@ -6,6 +6,7 @@ from airflow_pgchange._lazy import lazily
 
 if TYPE_CHECKING:
     from airflow_pgchange.operators.batch import BatchOperator
+    from airflow_pgchange.operators.dead_letters import DeadLettersOperator
     from airflow_pgchange.operators.detached import (
         AckBatchOperator,
         ClaimBatchOperator,
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
         SubscribeEventsOperator,
     )
     from airflow_pgchange.operators.handlers import EventHandlersOperator
-    from airflow_pgchange.operators.lake import LakeMaintenanceOperator
-    from airflow_pgchange.operators.letters import DeadLettersOperator
+    from airflow_pgchange.operators.lake_maintenance import LakeMaintenanceOperator
     from airflow_pgchange.operators.maintenance import MaintenanceOperator
     from airflow_pgchange.operators.messages import PostMessageOperator, RequestMessageOperator
     from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
@@ -44,8 +44,8 @@ else:
             ],
             "events": ["PublishEventsOperator", "ReplayEventsOperator", "SubscribeEventsOperator"],
             "handlers": ["EventHandlersOperator"],
-            "lake": ["LakeMaintenanceOperator"],
-            "letters": ["DeadLettersOperator"],
+            "lake_maintenance": ["LakeMaintenanceOperator"],
+            "dead_letters": ["DeadLettersOperator"],
             "maintenance": ["MaintenanceOperator"],
             "messages": ["PostMessageOperator", "RequestMessageOperator"],
             "sagas": ["SagaHandlerOperator", "StartSagaOperator"],

@@ -14,8 +14,8 @@ from airflow_pgchange import detached
 from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.operators.claiming import ConsumerOperator
-from airflow_pgchange.operators.leasing import LeasingOperator, ack_batch
+from airflow_pgchange.operators.claim import ConsumerOperator
+from airflow_pgchange.operators.lease import LeasingOperator, ack_batch
 from airflow_pgchange.results.manifests import merge_kept
 from airflow_pgchange.results.staging import Result
 from airflow_pgchange.utils.arguments import Check, FeedLike, checks, feed_of, function, maybe, text

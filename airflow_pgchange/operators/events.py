@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events import Event, publish, subscribe, topical
 from airflow_pgchange.events.replay import replay, rewind
-from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, time_of
+from airflow_pgchange.feeds.argument_checks import BATCH_LIMIT, Seconds, time_of
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks
 

@@ -13,16 +13,16 @@ from airflow.providers.common.compat.sdk import AirflowSkipException
 
 from airflow_pgchange.assets.targets import add_events, aliases
 from airflow_pgchange.errors import PgChangeError, Stopped
+from airflow_pgchange.feeds.argument_checks import Seconds, Until
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.checks import Seconds, Until
 from airflow_pgchange.feeds.connections import both
 from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.draining import Drained, Plan, drain, goes_on
 from airflow_pgchange.feeds.error_text import described
-from airflow_pgchange.feeds.errors import is_of_the_batch
+from airflow_pgchange.feeds.error_translation import is_of_the_batch
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
-from airflow_pgchange.operators.claiming import ClaimingOperator
+from airflow_pgchange.operators.claim import ClaimingOperator
 from airflow_pgchange.results.staging import Result
 from airflow_pgchange.utils import lineage, metrics
 from airflow_pgchange.utils.arguments import Check, Number, checks, feed_of

@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperat
 
 from airflow_pgchange.errors import ConsumerBusy, InvalidArgument, Stopped
 from airflow_pgchange.events import EventHandlers, Handler
-from airflow_pgchange.feeds.checks import EVENTS_LIMIT, OnBusy, Seconds, Until
+from airflow_pgchange.feeds.argument_checks import EVENTS_LIMIT, OnBusy, Seconds, Until
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks

@@ -9,7 +9,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.errors import PgChangeError
-from airflow_pgchange.feeds.checks import Bytes, Seconds
+from airflow_pgchange.feeds.argument_checks import Bytes, Seconds
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.providers.common.compat.sdk import AirflowException, BaseOperator, conf
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds.checks import Seconds
+from airflow_pgchange.feeds.argument_checks import Seconds
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.messages import queues
 from airflow_pgchange.messages.queues import Message, Texts

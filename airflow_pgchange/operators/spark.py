@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from airflow_pgchange.errors import ExtraMissing, InvalidArgument, Stopped
+from airflow_pgchange.feeds.argument_checks import SPARK_LIMIT
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.checks import SPARK_LIMIT
 from airflow_pgchange.feeds.transaction import PING_EVERY, ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators import spark_connect
-from airflow_pgchange.operators.claiming import CONSUMER
+from airflow_pgchange.operators.claim import CONSUMER
 from airflow_pgchange.operators.spark_arguments import SparkArguments
 from airflow_pgchange.operators.spark_checks import environment_of
 from airflow_pgchange.operators.spark_detached import DetachedSpark
 from airflow_pgchange.operators.spark_submission import Submission
 from airflow_pgchange.operators.spark_ui import SparkUiLink, ui_of
 from airflow_pgchange.results.merge import Result, merge, read_manifest
-from airflow_pgchange.spark import blame, fork_client, submit
-from airflow_pgchange.spark.notes import Notes
+from airflow_pgchange.spark import fork_client, poison_batch, submit
+from airflow_pgchange.spark.progress_notes import Notes
 from airflow_pgchange.spark.serving import Serving
 from airflow_pgchange.topology.bucket_owners import Cluster
 from airflow_pgchange.utils.arguments import Number, feed_of
@@ -202,7 +202,7 @@ class SparkBatchOperator(DetachedSpark, SparkSubmitOperator):
                 serving.wait()
             transaction.is_outage = False
         except Exception:
-            transaction.is_outage = not blame.is_noted(manifest)
+            transaction.is_outage = not poison_batch.is_noted(manifest)
             raise
         finally:
             if (began := notes.began) is not None:

@@ -15,7 +15,7 @@ from airflow.providers.common.compat.sdk import BaseOperator, conf
 
 from airflow_pgchange.errors import ExtraMissing, InvalidArgument
 from airflow_pgchange.operators.spark_checks import check_spark, connection_of, master_of
-from airflow_pgchange.spark.installed import check_versions
+from airflow_pgchange.spark.installed_versions import check_versions
 from airflow_pgchange.utils.compat import supported
 
 try:

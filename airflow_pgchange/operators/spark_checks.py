@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from airflow.providers.common.compat.sdk import AirflowException, BaseHook
 
 from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
-from airflow_pgchange.feeds.checks import OLDEST_SPARK
+from airflow_pgchange.feeds.argument_checks import OLDEST_SPARK
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection

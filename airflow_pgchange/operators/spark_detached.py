@@ -14,17 +14,17 @@ from airflow_pgchange.errors import ApplicationFailed, InvalidArgument, StaleCla
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.draining import Drained
 from airflow_pgchange.feeds.error_text import described
-from airflow_pgchange.feeds.errors import is_of_the_batch
+from airflow_pgchange.feeds.error_translation import is_of_the_batch
 from airflow_pgchange.operators.feed import FeedOperator
-from airflow_pgchange.operators.leasing import LeasingOperator, ack_batch
+from airflow_pgchange.operators.lease import LeasingOperator, ack_batch
 from airflow_pgchange.operators.spark_arguments import SparkArguments
 from airflow_pgchange.operators.spark_checks import master_of
 from airflow_pgchange.results.manifests import merge_kept
 from airflow_pgchange.results.staging import Result
 from airflow_pgchange.spark.detached import HANDLE
-from airflow_pgchange.triggers import standalone
-from airflow_pgchange.triggers.driver import DriverTrigger
-from airflow_pgchange.triggers.standalone import FINISHED, Driver
+from airflow_pgchange.triggers import spark_standalone
+from airflow_pgchange.triggers.spark_driver import DriverTrigger
+from airflow_pgchange.triggers.spark_standalone import FINISHED, Driver
 from airflow_pgchange.utils.arguments import Check, feed_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class DetachedSpark(LeasingOperator, FeedOperator):
 
     def _driver_for(self, handle: Handle, masters: Sequence[str]) -> Driver:
         try:
-            driver = standalone.submit(masters, *self._submitted(handle))
+            driver = spark_standalone.submit(masters, *self._submitted(handle))
         except Exception as error:
             self._release(handle, error)
             raise

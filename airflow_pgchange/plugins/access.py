@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from airflow_pgchange.plugins.audit import noted
 from airflow_pgchange.plugins.databases import ParsedDags, Place, Places
-from airflow_pgchange.plugins.room import room
+from airflow_pgchange.plugins.request_limit import room
 
 Source = Annotated[
     str | None,

@@ -11,15 +11,15 @@ import psycopg
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from airflow_pgchange.admin import by_hand, consumers, dead_letters
+from airflow_pgchange.admin import consumers, dead_letters, manual_operations
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.feeds.error_text import without_secrets
 from airflow_pgchange.plugins.access import Source, acting
 from airflow_pgchange.plugins.databases import Place
 from airflow_pgchange.plugins.datamodels import Done
-from airflow_pgchange.plugins.inputs import Name, Number, Reason
+from airflow_pgchange.plugins.page_queries import conninfos
 from airflow_pgchange.plugins.query_threads import opened
-from airflow_pgchange.plugins.questions import conninfos
+from airflow_pgchange.plugins.request_fields import Name, Number, Reason
 
 LIMITS = {"statement_timeout": "60s", "lock_timeout": "10s"}
 
@@ -81,7 +81,7 @@ def skip(connection_id: str, asked: Skip, source: Source = None) -> Done:
     """Skip the batch that a consumer cannot finish. The batch becomes a dead letter."""
     feed = consumers.named(asked.consumer)
     with both(connection_id, source) as (results, changes):
-        batch = by_hand.skip_batch(results, changes, feed(changes), asked.reason)
+        batch = manual_operations.skip_batch(results, changes, feed(changes), asked.reason)
     return Done(done=[f"{asked.consumer}: batch {batch} is a dead letter now"])
 
 
@@ -92,7 +92,7 @@ def release(connection_id: str, asked: One, source: Source = None) -> Done:
     """End the leases of a consumer. Its batches can be claimed again, and the former holders can no longer ack them."""
     feed = consumers.named(asked.consumer)
     with both(connection_id, source) as (_, changes):
-        ended = by_hand.end_leases(changes, feed(changes))
+        ended = manual_operations.end_leases(changes, feed(changes))
     return Done(done=[f"{asked.consumer}: leases ended: {ended}"])
 
 
@@ -101,7 +101,7 @@ def move(connection_id: str, asked: Move, source: Source = None) -> Done:
     """Move a consumer to the beginning, to now or to a time. It then skips changes, or gets changes again."""
     feed = consumers.movable(asked.consumer)
     with both(connection_id, source) as (results, changes):
-        by_hand.move_consumer(results, changes, feed, asked.to)
+        manual_operations.move_consumer(results, changes, feed, asked.to)
     return Done(done=[f"{feed.name} has moved to {asked.to}"])
 
 
@@ -112,7 +112,7 @@ def repair(connection_id: str, asked: One, source: Source = None) -> Done:
     """Let a consumer go on after its source lost its latest changes, or was restored. Batches may come again."""
     feed = consumers.movable(asked.consumer)
     with both(connection_id, source) as (results, changes):
-        guarantee = by_hand.repair_consumer(results, changes, feed)
+        guarantee = manual_operations.repair_consumer(results, changes, feed)
     return Done(done=[f"{feed.name} goes on: {guarantee} from here on"])
 
 
@@ -121,7 +121,7 @@ def drop(connection_id: str, asked: One, source: Source = None) -> Done:
     """Drop a consumer. A consumer of the same name would begin anew."""
     feed = consumers.movable(asked.consumer)
     with both(connection_id, source) as (results, changes):
-        by_hand.drop_consumer(results, changes, feed)
+        manual_operations.drop_consumer(results, changes, feed)
     return Done(done=[f"{feed.name} is forgotten"])
 
 

@@ -16,28 +16,28 @@ from airflow_pgchange import errors
 from airflow_pgchange.plugins import (
     actions,
     backfills,
-    cluster,
     datamodels,
     event_log,
     guides,
     page,
     queues,
     sagas,
+    topology,
 )
 from airflow_pgchange.plugins.access import LOOKING, VIEW, Rights, Source, check_named, reading
 from airflow_pgchange.plugins.databases import ParsedDags, Place, Places
-from airflow_pgchange.plugins.inputs import AsciiResponse, Number, unfit
-from airflow_pgchange.plugins.letters import letter, letters
+from airflow_pgchange.plugins.dead_letters import letter, letters
 from airflow_pgchange.plugins.overview import consumer as history_of
 from airflow_pgchange.plugins.overview import overview, saga, view
-from airflow_pgchange.plugins.questions import Windows
-from airflow_pgchange.plugins.room import Rooms
+from airflow_pgchange.plugins.page_queries import Windows
+from airflow_pgchange.plugins.request_fields import AsciiResponse, Number, unfit
+from airflow_pgchange.plugins.request_limit import Rooms
 from airflow_pgchange.plugins.views import View
 
 OF_A_DATABASE: dict[str, View[Any]] = {
     "backfills": backfills.VIEW,
     "events": event_log.VIEW,
-    "topology": cluster.VIEW,
+    "topology": topology.VIEW,
     "queues": queues.VIEW,
     "sagas": sagas.LATEST,
 }

@@ -15,7 +15,7 @@ from airflow_pgchange.plugins import datamodels
 from airflow_pgchange.plugins.access import acting
 from airflow_pgchange.plugins.actions import both
 from airflow_pgchange.plugins.datamodels import Done
-from airflow_pgchange.plugins.inputs import Name, Number
+from airflow_pgchange.plugins.request_fields import Name, Number
 from airflow_pgchange.plugins.views import View
 from airflow_pgchange.tubes import backfills as tubes
 

@@ -17,8 +17,8 @@ from airflow_pgchange.plugins.access import Rights
 from airflow_pgchange.plugins.dag_reasons import ConsumerAt, DagReason, dag_reasons
 from airflow_pgchange.plugins.databases import Key, Place, Places
 from airflow_pgchange.plugins.history import Trend, history
+from airflow_pgchange.plugins.page_queries import NOTHING, Row, Said, Windows
 from airflow_pgchange.plugins.query_threads import NO_ANSWER, Look, trouble_of
-from airflow_pgchange.plugins.questions import NOTHING, Row, Said, Windows
 from airflow_pgchange.plugins.views import M, View
 
 OF_SOURCE = ("ready", "ready_exact", "waiting", "oldest_seconds", "faults", "held_back_by", "why", "new")

@@ -41,7 +41,7 @@ class PgChangePlugin(AirflowPlugin):
         An import on the loop would block all triggers, for a second on a busy machine.
         """
         if TRIGGERER in sys.modules:
-            for name in ("driver", "feed"):
+            for name in ("feed", "spark_driver"):
                 import_module(f"airflow_pgchange.triggers.{name}")
 
     @cached_property

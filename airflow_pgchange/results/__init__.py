@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 from airflow_pgchange._lazy import lazily
 
 if TYPE_CHECKING:
-    from airflow_pgchange.results.attached import Attached
-    from airflow_pgchange.results.modes import Mode
+    from airflow_pgchange.results.attached_tables import Attached
+    from airflow_pgchange.results.merge_modes import Mode
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "attached": ["Attached"],
-            "modes": ["Mode"],
+            "attached_tables": ["Attached"],
+            "merge_modes": ["Mode"],
         },
     )
 

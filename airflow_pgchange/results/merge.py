@@ -15,12 +15,12 @@ from airflow_pgchange.feeds import outputs
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.outputs import Output
 from airflow_pgchange.lake import formats
-from airflow_pgchange.results import kept_out
-from airflow_pgchange.results.fitting import validate
-from airflow_pgchange.results.limits import BITS, beyond, check_cut, first_lossy, is_winner
-from airflow_pgchange.results.refusals import refusals
+from airflow_pgchange.results import suppressed_writes
+from airflow_pgchange.results.column_checks import validate
+from airflow_pgchange.results.error_translation import refusals
 from airflow_pgchange.results.staging import ATTEMPT, TOUCHED, Result, Staged, read_manifest, write_manifest
 from airflow_pgchange.results.target import Target
+from airflow_pgchange.results.value_checks import BITS, beyond, check_cut, first_lossy, is_winner
 
 __all__ = ["Result", "Staged", "merge", "read_manifest", "validate", "write_manifest"]
 
@@ -101,16 +101,16 @@ def _write(
         _check_keys(connection, staged, target, kinds)
     if kinds.ids:
         _delete_gone(connection, staged, target)
-        kept_out.check_deleted(connection, staged, target, _gone(staged, target))
+        suppressed_writes.check_deleted(connection, staged, target, _gone(staged, target))
     query, selected, most = _insert(staged, target), _selected(staged, target), staged.rows - kinds.ids
     if exactly:
-        kept_out.insert(connection, staged, target, query, selected)
+        suppressed_writes.insert(connection, staged, target, query, selected)
     else:
         written = _inserted(connection, staged, target, query)
         # If a trigger kept out the first of two rows with one key, the server did not refuse the second.
         if staged.behaviour.one_row_a_key and written != most:
             _check_once(connection, staged, target)
-        if written < most and kept_out.are_missing(connection, staged, target, selected, written):
+        if written < most and suppressed_writes.are_missing(connection, staged, target, selected, written):
             return False
     connection.execute(sql.SQL("drop table {}").format(staged.identifier))
     return True

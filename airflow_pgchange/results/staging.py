@@ -15,10 +15,10 @@ from psycopg import sql
 
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.schemas import our_schema
-from airflow_pgchange.lake.staged import StagedFiles
-from airflow_pgchange.results.modes import Behaviour, Mode
+from airflow_pgchange.lake.staged_files import StagedFiles
+from airflow_pgchange.results.merge_modes import Behaviour, Mode
 
 SCHEMA = "pgchange_staging"
 ATTEMPT = "pgchange_attempt"

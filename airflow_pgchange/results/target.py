@@ -11,7 +11,7 @@ from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.queries import rows
-from airflow_pgchange.feeds.tables import table_identifier
+from airflow_pgchange.feeds.table_names import table_identifier
 
 _COLUMNS = """
 select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.common.compat.sdk import BaseSensorOperator, conf
 
-from airflow_pgchange.feeds import points
-from airflow_pgchange.feeds.checks import Seconds
+from airflow_pgchange.feeds import end_position
+from airflow_pgchange.feeds.argument_checks import Seconds
 from airflow_pgchange.feeds.feed import Goal
 from airflow_pgchange.hooks.pgchange import PgChangeHook, both
 from airflow_pgchange.sensors.feed import unless_error, whole_wait
@@ -80,7 +80,7 @@ class ConsumerSensor(CheckedArguments, BaseSensorOperator):
         feed = feed_of(self.feed)
         goal = self._goal(context)
         with both(self.postgres_conn_id, self.source_conn_id) as (results, source):
-            passed, goal, begun = points.has_passed(results, source, feed, goal)
+            passed, goal, begun = end_position.has_passed(results, source, feed, goal)
         self._remember(context, goal)
         if passed or begun:
             state = "has" if passed else "has not yet"
@@ -103,7 +103,7 @@ class ConsumerSensor(CheckedArguments, BaseSensorOperator):
 
     def _new_point(self) -> Goal:
         with PgChangeHook(self.source_conn_id or self.postgres_conn_id).get_conn(primary=True) as source:
-            return points.point(source, feed_of(self.feed))
+            return end_position.point(source, feed_of(self.feed))
 
     def _remember(self, context: Context, goal: Goal) -> None:
         state: Any = context.get("task_state_store")

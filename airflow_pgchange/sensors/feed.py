@@ -15,12 +15,12 @@ from airflow.providers.common.compat.sdk import (
     conf,
 )
 
-from airflow_pgchange.feeds.checks import Seconds
+from airflow_pgchange.feeds.argument_checks import Seconds
 from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.feed import progress_at
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.hooks.pgchange import PgChangeHook, both
-from airflow_pgchange.triggers.alarm import Alarm
+from airflow_pgchange.triggers.backlog_alarm import Alarm
 from airflow_pgchange.triggers.feed import POLL_INTERVAL, FeedTrigger
 from airflow_pgchange.utils.arguments import CheckedArguments, FeedLike, Number, checks, watched, watched_of
 

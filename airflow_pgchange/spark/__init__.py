@@ -10,10 +10,10 @@ from airflow_pgchange._lazy import lazily
 from airflow_pgchange.errors import ExtraMissing
 
 if TYPE_CHECKING:
-    from airflow_pgchange.spark.entry import batch_job, batch_jobs
+    from airflow_pgchange.spark.entry_point import batch_job, batch_jobs
     from airflow_pgchange.spark.job import Job
 else:
-    __getattr__, __dir__ = lazily(__name__, {"entry": ["batch_job", "batch_jobs"], "job": ["Job"]})
+    __getattr__, __dir__ = lazily(__name__, {"entry_point": ["batch_job", "batch_jobs"], "job": ["Job"]})
 
 __all__ = ["Job", "batch_job", "batch_jobs"]
 

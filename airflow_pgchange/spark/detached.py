@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from airflow_pgchange.detached import Handle, batch_of, renewed
 from airflow_pgchange.errors import InvalidArgument, StaleClaim
 from airflow_pgchange.feeds import error_text
-from airflow_pgchange.spark import blame
+from airflow_pgchange.spark import poison_batch
 from airflow_pgchange.spark.request import Work
 
 RESULTS, SOURCE = "PGCHANGE_RESULTS", "PGCHANGE_SOURCE"
@@ -47,6 +47,6 @@ def leased(handle: Handle, work: Work) -> Iterator[None]:
             work.batch,
             error_text.described(error, (work.results, work.source)),
             hide=lambda text: text,
-            of_batch=blame.is_of_the_content(error),
+            of_batch=poison_batch.is_of_the_content(error),
         )
         raise

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from airflow_pgchange.errors import ApplicationFailed
-from airflow_pgchange.spark import package, wire
+from airflow_pgchange.spark import fork_protocol, package
 from airflow_pgchange.spark.application import Application
 
 __all__ = ["Application", "Running", "start"]
@@ -69,7 +69,7 @@ class Running:
 
     def _code(self) -> int:
         try:
-            return wire.told(self._connection)
+            return fork_protocol.told(self._connection)
         except (EOFError, OSError) as error:
             raise ApplicationFailed(
                 "the application was killed, because the process that supervises it has ended unexpectedly"
@@ -96,7 +96,7 @@ def start(application: Application, keeper: int) -> Running:
     reading, writing = os.pipe()
     try:
         connection = _connection(keeper)
-        wire.send(connection, application.to_bytes(), writing)
+        fork_protocol.send(connection, application.to_bytes(), writing)
     except BaseException:
         os.close(reading)
         raise
@@ -109,7 +109,7 @@ def _connection(keeper: int) -> socket.socket:
     folder = _folder()
     version = hashlib.sha256(f"{package.archive()}\0{sys.executable}".encode()).hexdigest()[:12]
     path = folder / f"{keeper}-{version}"
-    with (folder / wire.LOCK).open("w") as lock:
+    with (folder / fork_protocol.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return _connect(path) or _connect_to_new(path, keeper)
 

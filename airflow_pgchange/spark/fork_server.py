@@ -27,8 +27,8 @@ import grpc
 
 from airflow_pgchange.spark import application
 from airflow_pgchange.spark.application import Application
-from airflow_pgchange.spark.parent import die_with_parent
-from airflow_pgchange.spark.wire import LOCK, receive, tell
+from airflow_pgchange.spark.fork_protocol import LOCK, receive, tell
+from airflow_pgchange.spark.parent_process import die_with_parent
 
 IDLE = 600.0
 """Seconds without an application after which the server ends."""

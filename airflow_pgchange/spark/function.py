@@ -29,7 +29,7 @@ def write(folder: Path, function: Callable[..., object], arguments: Mapping[str,
 def main() -> None:
     """Unpickle the function from the file that the command line names, and call it with each batch of this
     application."""
-    from airflow_pgchange.spark.entry import batch_jobs  # noqa: PLC0415
+    from airflow_pgchange.spark.entry_point import batch_jobs  # noqa: PLC0415
 
     file = Path(sys.argv[1])
     call = file.read_bytes()

@@ -9,21 +9,21 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
+from airflow_pgchange.feeds.argument_checks import Seconds, seconds
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.checks import Seconds, seconds
 from airflow_pgchange.feeds.connections import connect
-from airflow_pgchange.feeds.event import EventFeed
+from airflow_pgchange.feeds.event_log import EventFeed
 from airflow_pgchange.feeds.feed import Feed, shards
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
+from airflow_pgchange.feeds.message_queue import QueueFeed
 from airflow_pgchange.feeds.queries import ask
-from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.reading import connected
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.lake.tables import LakeTable
-from airflow_pgchange.results.attached import Attached
-from airflow_pgchange.results.compared import columns_of_frame, columns_of_table
-from airflow_pgchange.results.evolving import Source
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.attached_tables import Attached
+from airflow_pgchange.results.column_comparison import columns_of_frame, columns_of_table
+from airflow_pgchange.results.merge_modes import Mode
+from airflow_pgchange.results.schema_evolution import Source
 from airflow_pgchange.results.staging import TOUCHED, Copied, Result
 from airflow_pgchange.results.target import look_up
 from airflow_pgchange.spark import session

@@ -17,9 +17,9 @@ from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.lake.formats import Place, prepared
 from airflow_pgchange.lake.rows import write_marked
-from airflow_pgchange.lake.staged import Files, StagedFiles
+from airflow_pgchange.lake.staged_files import Files, StagedFiles
 from airflow_pgchange.lake.tables import LakeTable
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 from airflow_pgchange.spark.types import arrow_schema
 
 

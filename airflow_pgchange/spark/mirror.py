@@ -12,7 +12,7 @@ from pyspark.sql import types as t
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.reading import KEY_PART
-from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.attached_tables import Attached
 from airflow_pgchange.results.staging import TOUCHED
 from airflow_pgchange.results.target import Target
 from airflow_pgchange.spark.read_options import CHANGE

@@ -17,7 +17,7 @@ import zipfile
 from contextlib import suppress
 from pathlib import Path
 
-from airflow_pgchange.spark.installed import ARROW_DRIVER, OLDEST_ARROW_DRIVER
+from airflow_pgchange.spark.installed_versions import ARROW_DRIVER, OLDEST_ARROW_DRIVER
 
 EXECUTOR_PACKAGES = (
     "psycopg[binary]",

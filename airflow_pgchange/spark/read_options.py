@@ -12,8 +12,8 @@ from psycopg import errors
 
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
-from airflow_pgchange.feeds.tables import table_identifier
-from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.feeds.table_names import table_identifier
+from airflow_pgchange.results.attached_tables import Attached
 
 CHANGE = "pgchange_id"
 Which = Literal["there", "gone", "every"]

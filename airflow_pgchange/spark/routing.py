@@ -20,8 +20,8 @@ from airflow_pgchange.feeds.connections import complete, connect
 from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.feeds.key_columns import KeyColumn, found_by, key_columns
 from airflow_pgchange.feeds.keys import BIGINT
-from airflow_pgchange.feeds.tables import table_identifier
-from airflow_pgchange.spark import arrow
+from airflow_pgchange.feeds.table_names import table_identifier
+from airflow_pgchange.spark import adbc
 from airflow_pgchange.spark.read_options import Rule, Wanted, explained, not_unique
 from airflow_pgchange.spark.types import Column, arrow_schema, describe, spark_schema
 from airflow_pgchange.spark.unsupported_values import Rows
@@ -110,7 +110,7 @@ class RoutedReading:
         schema = _arrow(self.ids)
         changes = Rows(f"the changes of {self.feed.name}", ("id",))
         ids = pa.Table.from_batches(
-            arrow.read(self.source, self.batch.lsn, part.changes, self.ids, schema, rows=changes), schema
+            adbc.read(self.source, self.batch.lsn, part.changes, self.ids, schema, rows=changes), schema
         ).column(0)
         for place in range(0, len(ids), IDS_A_QUESTION):
             yield from self._rows(ids.slice(place, IDS_A_QUESTION).to_pylist(), part.buckets)
@@ -145,9 +145,7 @@ class RoutedReading:
             reading.check_whole(connection, self.table)
         query, schema = self._query(ids, share.buckets), _arrow(self.columns)
         named = Rows(f"{self.table} at {share.master}", self.names)
-        rows = pa.Table.from_batches(
-            arrow.read_whole(server, query, self.columns, schema, rows=named), schema
-        )
+        rows = pa.Table.from_batches(adbc.read_whole(server, query, self.columns, schema, rows=named), schema)
         self._check(rows, share)
         return rows
 

@@ -18,7 +18,7 @@ from pyspark.sql.utils import is_remote
 
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied, ServerUnavailable
 from airflow_pgchange.spark import package
-from airflow_pgchange.spark.installed import check_pair, sends_rows
+from airflow_pgchange.spark.installed_versions import check_pair, sends_rows
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.shell.progress import StageInfo

@@ -17,7 +17,7 @@ from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
 from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.feeds.key_columns import KeyColumn, key_columns, typed_columns
-from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark import adbc
 from airflow_pgchange.spark.read_options import CHANGE, Wanted, explained, not_unique
 from airflow_pgchange.spark.routing import RoutedReading
 from airflow_pgchange.spark.types import Column, arrow_schema, describe, spark_schema
@@ -74,7 +74,7 @@ class Reading:
         read_schema = arrow_schema(spark_schema(self.columns))
         rows = Rows(self.wanted.table or f"the changes of {self.feed.name}", self.wanted.key or ("id",))
         found = 0
-        for batch in arrow.read(self.source, self.batch.lsn, partition, self.columns, read_schema, rows=rows):
+        for batch in adbc.read(self.source, self.batch.lsn, partition, self.columns, read_schema, rows=rows):
             found += batch.num_rows
             if self.wanted.table is not None and self.wanted.key is not None and found > partition.count:
                 raise InvalidArgument(not_unique(self.wanted.table, self.wanted.key))

@@ -8,7 +8,7 @@ from pathlib import Path
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.spark import package, request, startup
-from airflow_pgchange.spark.parent import die_with_parent
+from airflow_pgchange.spark.parent_process import die_with_parent
 from airflow_pgchange.topology.bucket_owners import Cluster
 
 __all__ = ["die_with_parent", "environment", "py_files", "startup_conf"]

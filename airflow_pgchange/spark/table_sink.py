@@ -17,11 +17,11 @@ from pyspark.sql import DataFrame
 
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import connect
-from airflow_pgchange.results.evolving import Source, evolve
 from airflow_pgchange.results.merge import validate
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
+from airflow_pgchange.results.schema_evolution import Source, evolve
 from airflow_pgchange.results.staging import Copied, Staged, create
-from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark import adbc
 from airflow_pgchange.spark.types import staging_types
 from airflow_pgchange.spark.unsupported_values import Rows
 
@@ -46,7 +46,7 @@ class TableSink:
 
     def stage_small(self, rows: pa.Table) -> Staged:
         """Write the rows of a frame from the driver."""
-        count = arrow.write(self.results, self.staged.table, DRIVER, iter(rows.to_batches()), rows=self._rows)
+        count = adbc.write(self.results, self.staged.table, DRIVER, iter(rows.to_batches()), rows=self._rows)
         return replace(self.staged, winners=((DRIVER, count),))
 
     @property
@@ -99,7 +99,7 @@ def _writer(
             raise RuntimeError("a staging table is written inside Spark's tasks only")
         attempt = context.taskAttemptId()
         named = (batch.rename_columns(names) for batch in batches)
-        count = arrow.write(results, table, attempt, named, rows=rows)
+        count = adbc.write(results, table, attempt, named, rows=rows)
         yield pa.RecordBatch.from_pydict({"attempt": [attempt], "rows": [count]})
 
     return write

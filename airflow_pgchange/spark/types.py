@@ -19,7 +19,7 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.errors import UnsupportedType
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 
 MISFIT = "pgchange_misfit"
 """The last column of a reading query: NULL, or the number of a column whose value in this row has no counterpart in

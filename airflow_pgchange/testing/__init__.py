@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from airflow_pgchange.testing.changes import batch_of, changes_of
     from airflow_pgchange.testing.handlers import HandlerFailure
     from airflow_pgchange.testing.operators import BatchRun, run_batch_once
-    from airflow_pgchange.testing.recorded import RecordedConnection, Statement
+    from airflow_pgchange.testing.recorded_connection import RecordedConnection, Statement
     from airflow_pgchange.testing.sagas import StepRun, run_step_once
     from airflow_pgchange.testing.spark import Merged, SparkRun, run_spark_once
 else:
@@ -21,7 +21,7 @@ else:
             "changes": ["batch_of", "changes_of"],
             "handlers": ["HandlerFailure"],
             "operators": ["BatchRun", "run_batch_once"],
-            "recorded": ["RecordedConnection", "Statement"],
+            "recorded_connection": ["RecordedConnection", "Statement"],
             "sagas": ["StepRun", "run_step_once"],
             "spark": ["Merged", "SparkRun", "run_spark_once"],
         },

@@ -11,14 +11,14 @@ import psycopg
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.errors import is_of_the_batch
-from airflow_pgchange.feeds.event import EventFeed
+from airflow_pgchange.feeds.error_translation import is_of_the_batch
+from airflow_pgchange.feeds.event_log import EventFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.handlers import EventHandlersOperator
 from airflow_pgchange.testing.changes import BATCH_ID, Given, batch_of_rows, rows_of
 from airflow_pgchange.testing.handlers import HandlerFailure, handled
-from airflow_pgchange.testing.recorded import Answer, RecordedConnection, Statement
+from airflow_pgchange.testing.recorded_connection import Answer, RecordedConnection, Statement
 from airflow_pgchange.testing.tasks import Task, prepared
 from airflow_pgchange.testing.transaction import GivenTransaction
 from airflow_pgchange.utils.arguments import feed_of

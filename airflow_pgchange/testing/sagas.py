@@ -12,7 +12,7 @@ from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.messages.saga_handling import Answer as SagaAnswer
 from airflow_pgchange.messages.saga_handling import Kind, Work, answer_of
 from airflow_pgchange.operators.sagas import SagaHandlerOperator
-from airflow_pgchange.testing.recorded import Answer, RecordedConnection, Statement
+from airflow_pgchange.testing.recorded_connection import Answer, RecordedConnection, Statement
 from airflow_pgchange.testing.tasks import Task, prepared
 
 

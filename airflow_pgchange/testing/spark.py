@@ -17,11 +17,11 @@ from airflow_pgchange.feeds.key_columns import KeyNames
 from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.reading import KEY_PART
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.results.attached import Attached
-from airflow_pgchange.results.compared import columns_of_frame
-from airflow_pgchange.results.evolving import Source
+from airflow_pgchange.results.attached_tables import Attached
+from airflow_pgchange.results.column_comparison import columns_of_frame
 from airflow_pgchange.results.merge import merge
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
+from airflow_pgchange.results.schema_evolution import Source
 from airflow_pgchange.results.staging import TOUCHED, Copied
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.mirror import marked

@@ -11,7 +11,7 @@ import psycopg
 from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
-from airflow_pgchange.testing.recorded import RecordedConnection
+from airflow_pgchange.testing.recorded_connection import RecordedConnection
 
 
 class GivenTransaction(ConsumerTransaction):

@@ -13,7 +13,7 @@ import psycopg
 
 from airflow_pgchange.errors import ServerUnavailable
 from airflow_pgchange.feeds.connections import connect_async
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.topology.raft import Raft
 
 PATIENCE = 10.0

@@ -17,11 +17,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.feeds import server_timeout
-from airflow_pgchange.feeds.checks import Seconds, patience
+from airflow_pgchange.feeds.argument_checks import Seconds, patience
 from airflow_pgchange.feeds.connections import complete
+from airflow_pgchange.topology.client_state import Topology
+from airflow_pgchange.topology.conninfo import servers
 from airflow_pgchange.topology.events import Event, parse
-from airflow_pgchange.topology.servers import servers
-from airflow_pgchange.topology.state import Topology
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from airflow_pgchange.errors import ClientRefused, InvalidArgument
-from airflow_pgchange.feeds.checks import Seconds, seconds
+from airflow_pgchange.feeds.argument_checks import Seconds, seconds
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.auth import NOT_PROVED
 from airflow_pgchange.topology.catalogue import Lacking

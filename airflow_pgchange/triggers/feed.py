@@ -16,13 +16,13 @@ from airflow_pgchange.errors import (
     Permanent,
     ServerUnavailable,
 )
-from airflow_pgchange.feeds.checks import MOMENT, Seconds, patience, seconds
+from airflow_pgchange.feeds.argument_checks import MOMENT, Seconds, patience, seconds
 from airflow_pgchange.feeds.feed import CONDITIONS, Feed, Goal, Watched, identity, progress_at
-from airflow_pgchange.feeds.queue import QueueFeed
+from airflow_pgchange.feeds.message_queue import QueueFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.poller import switchboard
 from airflow_pgchange.triggers.subscription import Failure, News, Recovered, Subscription
-from airflow_pgchange.triggers.watches import (
+from airflow_pgchange.triggers.watch_queries import (
     BacklogWatch,
     IdleWatch,
     LagLimits,

@@ -22,13 +22,13 @@ import psycopg
 
 from airflow_pgchange.errors import ConsumerBusy, PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.queries import ask_all
-from airflow_pgchange.triggers.last_seen import limits_of, record
-from airflow_pgchange.triggers.link import Connection, Link, Opener
-from airflow_pgchange.triggers.lookups import Lookups
+from airflow_pgchange.triggers.connection_lookup import Lookups
 from airflow_pgchange.triggers.loop_time import within
+from airflow_pgchange.triggers.observations import limits_of, record
+from airflow_pgchange.triggers.shared_connection import Connection, Link, Opener
 from airflow_pgchange.triggers.shared_queries import Among, Question, Sharing
 from airflow_pgchange.triggers.subscription import Subscription
-from airflow_pgchange.triggers.watches import Payload, Watch
+from airflow_pgchange.triggers.watch_queries import Payload, Watch
 
 ANSWER_WITHIN = 30.0
 """Seconds for the queries of all subscribers that are due, once the connections are open."""

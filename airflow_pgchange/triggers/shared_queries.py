@@ -10,7 +10,7 @@ from psycopg import sql
 
 from airflow_pgchange.feeds.feed import lags
 from airflow_pgchange.triggers.subscription import Subscription
-from airflow_pgchange.triggers.watches import Asked
+from airflow_pgchange.triggers.watch_queries import Asked
 
 AT_MOST = 50
 """Maximum number of feeds in one query. Such a query has the same timeout as a query about one feed."""

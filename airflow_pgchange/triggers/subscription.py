@@ -9,8 +9,8 @@ from typing import Any
 
 from airflow_pgchange.errors import ConsumerBusy, PgChangeError
 from airflow_pgchange.feeds.error_text import without_secrets
-from airflow_pgchange.triggers.last_seen import Observation, Observations
-from airflow_pgchange.triggers.watches import Payload, Watch
+from airflow_pgchange.triggers.observations import Observation, Observations
+from airflow_pgchange.triggers.watch_queries import Payload, Watch
 
 FIRST_RETRY = 1.0
 LONGEST_RETRY = 30.0

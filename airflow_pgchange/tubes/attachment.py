@@ -11,9 +11,9 @@ from psycopg import sql
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
 from airflow_pgchange.feeds.queries import ask, select
-from airflow_pgchange.feeds.tables import found, table_identifier
+from airflow_pgchange.feeds.table_names import found, table_identifier
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.attached_tables import Attached
 
 
 def ensure(

@@ -11,13 +11,13 @@ import psycopg
 from psycopg import errors, sql
 
 from airflow_pgchange.errors import Stopped
-from airflow_pgchange.feeds.checks import Seconds, seconds
+from airflow_pgchange.feeds.argument_checks import Seconds, seconds
 from airflow_pgchange.feeds.connections import kept_open, read_committed
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.queries import ask
-from airflow_pgchange.feeds.retrying import past_deadlocks
+from airflow_pgchange.feeds.retries import past_deadlocks
 from airflow_pgchange.feeds.stopping import Stop
-from airflow_pgchange.feeds.tables import found, table_identifier
+from airflow_pgchange.feeds.table_names import found, table_identifier
 
 LOOK_AGAIN = 1.0
 """Seconds between two checks of a backfill that a person has paused."""

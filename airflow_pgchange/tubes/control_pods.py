@@ -15,14 +15,14 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.errors import BatchNotFinished, ConsumerBusy, PgChangeError, Refused, Stopped
-from airflow_pgchange.feeds.checks import Seconds, seconds
+from airflow_pgchange.feeds.argument_checks import Seconds, seconds
 from airflow_pgchange.feeds.connections import connect, keep_open
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.keys import BIGINT, Key
 from airflow_pgchange.feeds.queries import ask, call, records, select
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.attached_tables import Attached
 from airflow_pgchange.tubes.backfills import BackfillProgress, backfill_chunks, committed
 from airflow_pgchange.tubes.downstream_ids import each_id
 

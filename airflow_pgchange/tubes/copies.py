@@ -11,17 +11,17 @@ from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused, Refused
 from airflow_pgchange.feeds.connections import both
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
 from airflow_pgchange.feeds.keys import Key, value
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.reading import check_whole
-from airflow_pgchange.feeds.tables import table_parts
+from airflow_pgchange.feeds.table_names import table_parts
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.attached_tables import Attached
 from airflow_pgchange.results.target import Target, look_up
 from airflow_pgchange.tubes.control_pods import Control
-from airflow_pgchange.tubes.held_ids import HeldIds, Ids, absent, key_types
+from airflow_pgchange.tubes.table_ids import HeldIds, Ids, absent, key_types
 
 SHARD = "shard"
 TRUE = sql.SQL("true")

@@ -19,13 +19,13 @@ from airflow_pgchange.feeds.queries import ask, rows
 from airflow_pgchange.feeds.reading import check_whole
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.results.attached import Attached
-from airflow_pgchange.results.compared import columns_of_query
-from airflow_pgchange.results.evolving import Source
-from airflow_pgchange.results.evolving import evolve as evolve_target
-from airflow_pgchange.results.fitting import EXACT, INTEGERS
+from airflow_pgchange.results.attached_tables import Attached
+from airflow_pgchange.results.column_checks import EXACT, INTEGERS
+from airflow_pgchange.results.column_comparison import columns_of_query
 from airflow_pgchange.results.merge import merge, validate
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
+from airflow_pgchange.results.schema_evolution import Source
+from airflow_pgchange.results.schema_evolution import evolve as evolve_target
 from airflow_pgchange.results.staging import ATTEMPT, SCHEMA, TOUCHED, Staged, create
 
 IDS = "%(ids)s"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import feed as feeds
-from airflow_pgchange.feeds.checks import OnBusy, OnGiveUp, check_word, seconds, size, time_of, until
+from airflow_pgchange.feeds.argument_checks import OnBusy, OnGiveUp, check_word, seconds, size, time_of, until
 from airflow_pgchange.feeds.feed import Feed, Watched
 from airflow_pgchange.lake.tables import CLASSES, Iceberg
 from airflow_pgchange.utils.compat import RetryPolicy, with_retry_policy

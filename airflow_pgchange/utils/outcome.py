@@ -17,10 +17,10 @@ from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.outputs import Output
 from airflow_pgchange.feeds.queries import rows
 from airflow_pgchange.feeds.schema_feed import OfferedFeed
-from airflow_pgchange.feeds.tables import table_identifier
+from airflow_pgchange.feeds.table_names import table_identifier
 from airflow_pgchange.lake.tables import POINTERS
 from airflow_pgchange.results.staging import Copied, Result, Staged
-from airflow_pgchange.results.written import written
+from airflow_pgchange.results.written_tables import written
 
 Table = tuple[str, str, str]
 """The name of a table: its database, its schema and its own name."""

@@ -25,7 +25,7 @@ from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake import formats, write
 from airflow_pgchange.lake.tables import LakeTable
 from airflow_pgchange.results.merge import merge
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 from airflow_pgchange.spark.lake_sink import lake_sink
 from airflow_pgchange.spark.table_sink import table_sink
 from tests.benchmarks.measure import Report, ratio, section, side_by_side, wall

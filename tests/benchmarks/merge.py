@@ -11,7 +11,7 @@ import psycopg
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.results import staging
 from airflow_pgchange.results.merge import Staged, merge
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 from demo.flights import DDL
 from tests.benchmarks.measure import Report, ratio, section, side_by_side, wall
 from tests.benchmarks.spark import claimed

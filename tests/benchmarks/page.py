@@ -65,7 +65,7 @@ def commit(connection: psycopg.Connection, count: int) -> None:
 
 def look(connection: psycopg.Connection) -> float:
     """Return the CPU seconds of the server for the queries of the page."""
-    from airflow_pgchange.plugins.questions import Status
+    from airflow_pgchange.plugins.page_queries import Status
 
     status = Status()
     return statistics.median(cpu_of(connection, lambda: status([connection])) for _ in range(LOOKS))

@@ -24,7 +24,7 @@ from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.feeds.key_columns import KeyColumn
 from airflow_pgchange.feeds.reading import current_rows
 from airflow_pgchange.results import staging
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 from airflow_pgchange.spark import submit
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.request import Work
@@ -60,7 +60,7 @@ figures.write.format("jdbc").options(**jdbc, dbtable="public.by_hand").mode("app
 """
 OURS = """
 from pyspark.sql.functions import count, sum
-from airflow_pgchange.spark.entry import batch_job
+from airflow_pgchange.spark.entry_point import batch_job
 with batch_job() as job:
     rows = job.rows("public.movement", key="id")
     figures = rows.groupBy("carrier").agg(count("*").alias("n"), sum("delay").alias("delay"))

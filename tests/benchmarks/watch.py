@@ -15,10 +15,10 @@ import psycopg
 from airflow_pgchange.feeds import CommitFeed, TubeFeed
 from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.feeds.feed import Watched
-from airflow_pgchange.triggers.link import Link
 from airflow_pgchange.triggers.poller import Clock, Poller
+from airflow_pgchange.triggers.shared_connection import Link
 from airflow_pgchange.triggers.subscription import Subscription
-from airflow_pgchange.triggers.watches import BacklogWatch
+from airflow_pgchange.triggers.watch_queries import BacklogWatch
 from tests.benchmarks.measure import Report, backend_cpu, section
 
 ROUNDS = 100

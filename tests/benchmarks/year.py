@@ -30,7 +30,7 @@ A_DAY = 24 * 60
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "dags" / "spark" / "route_delays.py"
 READ = """
-from airflow_pgchange.spark.entry import batch_jobs
+from airflow_pgchange.spark.entry_point import batch_jobs
 for job in batch_jobs():
     job.rows("public.movement", key="id").write.format("noop").mode("overwrite").save()
 """

@@ -72,7 +72,7 @@ import os, pathlib, time
 from pyspark import TaskContext
 from pyspark.sql import functions as f
 from airflow_pgchange.lake import Delta, Iceberg, RemoteIceberg
-from airflow_pgchange.spark.entry import batch_job
+from airflow_pgchange.spark.entry_point import batch_job
 
 FOLDER, STEP = pathlib.Path({folder!r}), {step!r}
 

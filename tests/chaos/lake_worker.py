@@ -21,7 +21,7 @@ from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake import Iceberg, RemoteIceberg, write
-from airflow_pgchange.lake.iceberg import remote
+from airflow_pgchange.lake.iceberg import remote_catalog
 from airflow_pgchange.lake.iceberg.history import Write
 from airflow_pgchange.lake.tables import LakeTable
 
@@ -53,7 +53,7 @@ class Worker:
     source: str
     folder: str
     seed: str
-    remote: bool = False
+    remote_catalog: bool = False
     fault: str = ""
 
     @property
@@ -77,7 +77,7 @@ class Worker:
             time.sleep(0.01)
 
     def note_looks(self, chance: random.Random) -> None:
-        look, commit, looked = remote.has, remote.OneTry.commit_table, set()
+        look, commit, looked = remote_catalog.has, remote_catalog.OneTry.commit_table, set()
 
         def has(table: Table, write: Write) -> bool:
             attempt = (write.batch.id, write.batch.attempt)
@@ -86,11 +86,11 @@ class Worker:
             looked.add(attempt)
             return look(table, write)
 
-        def commit_table(catalog: remote.OneTry, *request: Any) -> CommitTableResponse:
+        def commit_table(catalog: remote_catalog.OneTry, *request: Any) -> CommitTableResponse:
             self.at("looked", chance)
             return commit(catalog, *request)
 
-        remote.has, remote.OneTry.commit_table = has, commit_table  # type: ignore[method-assign]
+        remote_catalog.has, remote_catalog.OneTry.commit_table = has, commit_table  # type: ignore[method-assign]
 
     def process(self, chance: random.Random) -> int:
         """Append a batch, and return the number of its changes."""

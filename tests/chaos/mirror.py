@@ -13,7 +13,7 @@ from airflow_pgchange import tubes
 from airflow_pgchange.errors import ConsumerBusy
 from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.keys import text
-from airflow_pgchange.feeds.retrying import past_deadlocks
+from airflow_pgchange.feeds.retries import past_deadlocks
 from tests.chaos.crew import WORK
 from tests.chaos.harness import one
 from tests.chaos.kills import until

@@ -26,7 +26,7 @@ from airflow_pgchange.feeds import Change, ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.keys import Key
 from airflow_pgchange.feeds.queries import ask
-from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.attached_tables import Attached
 from tests.chaos.harness import ConsumerFailed, harmed
 from tests.chaos.shapes import SHAPES, numbers
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import pytest
 
 from airflow_pgchange.lake import Delta
-from airflow_pgchange.lake.delta import store
+from airflow_pgchange.lake.delta import object_store
 from demo.duckdb_reader import DELTA
 from tests.chaos.delta_worker import DeltaWorker
 from tests.chaos.harness import PROOF, SEED
@@ -38,7 +38,7 @@ class DeltaCampaign(Campaign):
         made(self.location, ROWS)
 
     def commits(self) -> int:
-        return store.opened(Delta(self.location)).version()
+        return object_store.opened(Delta(self.location)).version()
 
     def ids(self) -> list[int]:
         return found("delta_scan", self.location, DELTA, self.server)

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import by_hand
+from airflow_pgchange.admin import manual_operations
 from airflow_pgchange.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed
 from airflow_pgchange.feeds.feed import Movable
@@ -66,15 +66,15 @@ SOURCES = {
 
 
 def to_now(results: Connection, source: Connection, feed: Movable) -> None:
-    by_hand.move_consumer(results, source, feed, "now")
+    manual_operations.move_consumer(results, source, feed, "now")
 
 
 def to_a_time(results: Connection, source: Connection, feed: Movable) -> None:
-    by_hand.move_consumer(results, source, feed, datetime.now(UTC))
+    manual_operations.move_consumer(results, source, feed, datetime.now(UTC))
 
 
 def dropped_and_come_again(results: Connection, source: Connection, feed: Movable) -> None:
-    by_hand.drop_consumer(results, source, feed)
+    manual_operations.drop_consumer(results, source, feed)
     if isinstance(feed, EventFeed):
         subscribe(source, feed.group)
         events(source, 1)
@@ -83,7 +83,7 @@ def dropped_and_come_again(results: Connection, source: Connection, feed: Movabl
 
 def repaired(results: Connection, source: Connection, feed: Movable) -> None:
     drained(feed, results.info.dsn, source.info.dsn)
-    by_hand.repair_consumer(results, source, feed)
+    manual_operations.repair_consumer(results, source, feed)
 
 
 BY_HAND = (to_now, to_a_time, dropped_and_come_again, repaired)
@@ -121,7 +121,7 @@ def test_a_source_that_lost_what_was_done_by_hand_is_told_and_repaired(
         for feed in feeds.values():
             with pytest.raises(SourceLostTail, match="airflow-pgchange repair"):
                 drained(feed, other_db, standby.conninfo())
-            assert by_hand.repair_consumer(results, there, feed) == "at least once"
+            assert manual_operations.repair_consumer(results, there, feed) == "at least once"
             assert len(drained(feed, other_db, standby.conninfo())) >= 12
 
 
@@ -135,7 +135,7 @@ def test_a_crash_forgets_no_transaction_that_a_consumer_was_moved_behind(new_clu
     with at(primary.conninfo()) as there, at(other_db) as results:
         for _ in range(200):
             there.execute("begin; select pg_current_xact_id(); rollback")
-        by_hand.move_consumer(results, there, feed, "now")
+        manual_operations.move_consumer(results, there, feed, "now")
         seen = next_xid(primary.conninfo())
         primary.kill()
     primary.start()
@@ -203,7 +203,7 @@ def test_a_dump_that_is_restored_into_a_physical_copy_of_its_cluster_goes_on_exa
                 assert len(drained(CommitFeed("new", 0), restored, restored)) == 333
                 with pytest.raises(SourceRestored, match="another database than this source"):
                     drained(elsewhere, other_db, restored)
-                assert by_hand.repair_consumer(results, copy, elsewhere) == "exactly once"
+                assert manual_operations.repair_consumer(results, copy, elsewhere) == "exactly once"
                 assert len(drained(elsewhere, other_db, restored)) == 23
         finally:
             clone.remove()

@@ -8,7 +8,7 @@ import subprocess
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import by_hand, schema
+from airflow_pgchange.admin import manual_operations, schema
 from airflow_pgchange.errors import SourceLostTail, SourceRestored
 from demo.postgres import embedded_binaries
 from tests import dumps
@@ -99,7 +99,7 @@ def test_a_promotion_that_lost_the_tail_is_told_and_repaired(new_cluster, standb
     with pytest.raises(SourceLostTail, match="airflow-pgchange repair"):
         drain(results, source)
     with psycopg.connect(results, autocommit=True) as one, psycopg.connect(source, autocommit=True) as two:
-        assert by_hand.repair_consumer(one, two, FEED) == "at least once"
+        assert manual_operations.repair_consumer(one, two, FEED) == "at least once"
     drain(results, source)
     assert processed(results)[: len(kept + lost)] == kept + lost
     assert set(after) <= set(processed(results)[len(kept + lost) :])
@@ -162,7 +162,7 @@ def test_a_restored_source_is_repaired_for_a_consumer_elsewhere(new_cluster, emp
         psycopg.connect(results, autocommit=True) as one,
         psycopg.connect(target.conninfo(), autocommit=True) as two,
     ):
-        assert by_hand.repair_consumer(one, two, FEED) == "exactly once"
+        assert manual_operations.repair_consumer(one, two, FEED) == "exactly once"
     drain(results, target.conninfo())
     assert processed(results) == done + rest
 
@@ -190,7 +190,7 @@ def test_a_source_recovered_to_an_earlier_point_is_told_and_repaired(new_cluster
             psycopg.connect(results, autocommit=True) as one,
             psycopg.connect(source, autocommit=True) as two,
         ):
-            assert by_hand.repair_consumer(one, two, FEED) == "at least once"
+            assert manual_operations.repair_consumer(one, two, FEED) == "at least once"
         drain(results, source)
         assert processed(results)[: len(kept + lost)] == kept + lost
         assert set(after) <= set(processed(results)[len(kept + lost) :])

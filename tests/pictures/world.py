@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from airflow_pgchange import tubes
-from airflow_pgchange.admin import by_hand, schema
+from airflow_pgchange.admin import manual_operations, schema
 from airflow_pgchange.feeds import (
     CommitFeed,
     ConsumerTransaction,
@@ -149,7 +149,7 @@ def _give_up(feed: Feed, db: str, statement: str, reason: str, *, limit: int = 1
     """Make a dead letter of a batch that fails on a statement."""
     _fail(feed, db, limit, statement, times)
     with psycopg.connect(db, autocommit=True) as connection:
-        by_hand.skip_batch(connection, connection, feed, reason)
+        manual_operations.skip_batch(connection, connection, feed, reason)
 
 
 def _commits(held: ExitStack, connection: Connection, databases: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ from airflow_pgchange.provider_info import get_provider_info
 
 def commands() -> str:
     """Return a section for each command, with its arguments."""
-    from airflow_pgchange.cli.definition import COMMON, get_pgchange_cli_commands
+    from airflow_pgchange.cli.commands import COMMON, get_pgchange_cli_commands
 
     (group,) = get_pgchange_cli_commands()
     lines = (_command(command, "airflow-pgchange", COMMON) for command in group.subcommands)

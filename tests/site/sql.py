@@ -11,7 +11,7 @@ import psycopg
 
 from airflow_pgchange import errors
 from airflow_pgchange.admin import schema
-from airflow_pgchange.feeds.errors import BY_SQLSTATE
+from airflow_pgchange.feeds.error_translation import BY_SQLSTATE
 from demo.postgres import Cluster, system_binaries
 from tests.readme import ROOT
 

@@ -18,8 +18,8 @@ from airflow.sdk.exceptions import ParamValidationError
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.consumer_state import lag
-from airflow_pgchange.lake.iceberg.names import FileId
-from airflow_pgchange.lake.names import Attempt
+from airflow_pgchange.lake.file_names import Attempt
+from airflow_pgchange.lake.iceberg.file_names import FileId
 from airflow_pgchange.utils.compat import dag_serialization
 from tests import queues
 from tests.airflow_home import DAGS, uri

@@ -36,7 +36,7 @@ alone."""
 
 APPLICATION = """
 from pyspark.sql import functions as f
-from airflow_pgchange.spark.entry import batch_job
+from airflow_pgchange.spark.entry_point import batch_job
 
 with batch_job() as job:
     planes = job.rows("public.plane", key="id")

@@ -12,7 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, QueueFeed
 from airflow_pgchange.messages import (
     RollBack,
@@ -242,7 +242,7 @@ def test_no_action_is_cut_at_any_width_however_long_names_are(ledger: str, url: 
             assert transaction.claim(1)
             transaction.ack()
         connection.execute("select tube.backfill_begin('copies', 'ledger', null)")
-        by_hand.skip_batch(connection, connection, FEED, "no use " * 200)
+        manual_operations.skip_batch(connection, connection, FEED, "no use " * 200)
     come_back(browser, url)
     expect(row(browser, "Consumers", name.strip()).get_by_role("link").first).to_have_attribute(
         "title", f"commits:{name}/0"
@@ -308,7 +308,7 @@ def test_where_nothing_is_it_is_said_and_a_person_starts_pauses_and_cancels_a_ba
 def test_a_link_to_a_dead_letter_shows_it_to_whoever_follows_it(ledger: str, url: str, browser: Page) -> None:
     """Takes seconds: a server and a browser are started."""
     with psycopg.connect(ledger, autocommit=True) as connection:
-        by_hand.skip_batch(connection, connection, FEED, "the carrier is gone")
+        manual_operations.skip_batch(connection, connection, FEED, "the carrier is gone")
         (number,) = [letter.id for letter in dead_letters.letters(connection)]
     view = f"{url}/plugin/pgchange/letters"
     come_back(browser, url, view="letters")
@@ -447,7 +447,7 @@ def test_a_person_sees_who_is_a_master_and_who_owns_which_buckets(
 def test_each_view_can_be_read_by_all(ledger: str, url: str, browser: Page) -> None:
     """Takes seconds: a server and a browser are started, and each view is gone through."""
     with psycopg.connect(ledger, autocommit=True) as connection:
-        by_hand.skip_batch(connection, connection, FEED, "the carrier is gone")
+        manual_operations.skip_batch(connection, connection, FEED, "the carrier is gone")
         connection.execute("select tube.backfill_begin('copies', 'ledger', null)")
         connection.execute(
             "select pgchange.note_watchers(%s)",

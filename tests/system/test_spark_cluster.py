@@ -201,7 +201,7 @@ def look_at_command_lines(seen: set[str], ended: threading.Event) -> None:
 
 SLOW = """
 import time
-from airflow_pgchange.spark.entry import batch_job
+from airflow_pgchange.spark.entry_point import batch_job
 
 def slowly(batches):
     time.sleep(2)
@@ -273,7 +273,7 @@ sys.exit(subprocess.Popen(sys.argv[1:], preexec_fn=submit.die_with_parent, start
 FOREVER = """
 import os, time
 from pyspark.sql.functions import udf
-from airflow_pgchange.spark.entry import batch_job
+from airflow_pgchange.spark.entry_point import batch_job
 
 def wait(value):
     open(os.path.join({folder!r}, "worker-%s" % os.getpid()), "w").close()

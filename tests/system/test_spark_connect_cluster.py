@@ -30,7 +30,7 @@ PATIENCE = 400.0
 """The seconds within which the server must be killed, and the operator must notice it."""
 SLOW = """
 import time
-from airflow_pgchange.spark.entry import batch_jobs
+from airflow_pgchange.spark.entry_point import batch_jobs
 
 def slowly(batches):
     time.sleep(2)

@@ -13,7 +13,7 @@ import pyspark.version
 import pytest
 
 from airflow_pgchange.feeds import CommitFeed
-from airflow_pgchange.spark.installed import sends_rows
+from airflow_pgchange.spark.installed_versions import sends_rows
 from demo.spark import clean_environment
 from tests.connect_operator import airline, make_operator, run
 from tests.every_type import differences, fill, make_tables

@@ -319,7 +319,7 @@ def test_every_feed_has_its_tests(graph):
         ("sql/pubsub/02_snapshots", ["spark", "airflow"]),
         ("airflow_pgchange/tubes/copies", ["airflow"]),
         ("airflow_pgchange/operators/messages", ["spark"]),
-        ("airflow_pgchange/triggers/alarm", ["spark"]),
+        ("airflow_pgchange/triggers/backlog_alarm", ["spark"]),
     ],
 )
 def test_expensive_tests_run_for_what_they_are_about_only(graph, source, kinds):

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_pgchange.errors import ExtraMissing, VersionsDiffer
-from airflow_pgchange.spark import arrow
-from airflow_pgchange.spark.blame import is_of_the_content
-from airflow_pgchange.spark.entry import batch_job
-from airflow_pgchange.spark.installed import (
+from airflow_pgchange.spark import adbc
+from airflow_pgchange.spark.entry_point import batch_job
+from airflow_pgchange.spark.installed_versions import (
     ARROW_DRIVER,
     TESTED_PAIRS,
     check_arrow_driver,
@@ -23,6 +22,7 @@ from airflow_pgchange.spark.installed import (
     check_versions,
     sends_rows,
 )
+from airflow_pgchange.spark.poison_batch import is_of_the_content
 from airflow_pgchange.spark.unsupported_values import Rows
 from tests.extras import EXTRAS
 from tests.readme import table
@@ -66,8 +66,8 @@ def test_an_executor_without_the_library_of_a_lake_is_noticed_before_it_writes_a
     kind, package, monkeypatch
 ):
     """A Spark task gets the place of the lake's table as a pickle."""
-    places = importlib.import_module(f"airflow_pgchange.lake.{kind}.places")
-    sent = pickle.dumps(places.Place)
+    writer = importlib.import_module(f"airflow_pgchange.lake.{kind}.file_writer")
+    sent = pickle.dumps(writer.Place)
     for module in [name for name in sys.modules if name.startswith(f"airflow_pgchange.lake.{kind}")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
@@ -197,6 +197,6 @@ def test_an_arrow_driver_that_writes_wrong_values_reads_and_writes_nothing(versi
     told = rf"adbc-driver-postgresql {version} is installed .*`pip install 'adbc-driver-postgresql>=1\.13'"
     rows = Rows("public.some", ("id",))
     with pytest.raises(VersionsDiffer, match=told):
-        arrow.read_whole("dbname=nowhere", "select 1", (), pa.schema([]), rows=rows)
+        adbc.read_whole("dbname=nowhere", "select 1", (), pa.schema([]), rows=rows)
     with pytest.raises(VersionsDiffer, match=told):
-        arrow.write("dbname=nowhere", "some", 1, iter([pa.RecordBatch.from_pydict({"id": [1]})]), rows=rows)
+        adbc.write("dbname=nowhere", "some", 1, iter([pa.RecordBatch.from_pydict({"id": [1]})]), rows=rows)

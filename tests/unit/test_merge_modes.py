@@ -11,11 +11,11 @@ import pytest
 import airflow_pgchange
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.results.merge import Staged
-from airflow_pgchange.results.modes import BEHAVIOURS, Behaviour, Conflict, Mode, complete
+from airflow_pgchange.results.merge_modes import BEHAVIOURS, Behaviour, Conflict, Mode, complete
 from tests.suite.parsing import syntax
 
 PACKAGE = Path(airflow_pgchange.__file__).parent
-TABLE = PACKAGE / "results" / "modes.py"
+TABLE = PACKAGE / "results" / "merge_modes.py"
 
 
 def is_mode(node):

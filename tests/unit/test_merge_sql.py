@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from airflow_pgchange.results.fitting import EXACT, _fits
+from airflow_pgchange.results.column_checks import EXACT, _fits
 from airflow_pgchange.results.merge import _delete_gone, _insert
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 from airflow_pgchange.results.staging import Staged
 from airflow_pgchange.results.target import Column, Target
 

@@ -19,7 +19,7 @@ from airflow_pgchange.feeds.draining import Plan
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.operators import TubeAttachOperator, TubeRecomputeOperator, TubeTouchOperator
 from airflow_pgchange.operators.batch import BatchOperator
-from airflow_pgchange.operators.claiming import ConsumerOperator
+from airflow_pgchange.operators.claim import ConsumerOperator
 from airflow_pgchange.operators.handlers import EventHandlersOperator
 from airflow_pgchange.operators.sagas import SagaHandlerOperator
 from airflow_pgchange.utils.compat import dag_serialization

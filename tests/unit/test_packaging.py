@@ -18,9 +18,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from airflow_pgchange.admin import versions
-from airflow_pgchange.feeds.checks import OLDEST_SPARK
+from airflow_pgchange.feeds.argument_checks import OLDEST_SPARK
 from airflow_pgchange.provider_info import GUIDES
-from airflow_pgchange.spark.installed import ARROW_DRIVER, OLDEST_ARROW_DRIVER
+from airflow_pgchange.spark.installed_versions import ARROW_DRIVER, OLDEST_ARROW_DRIVER
 from airflow_pgchange.spark.package import EXECUTOR_PACKAGES
 
 ROOT = Path(__file__).parents[2]

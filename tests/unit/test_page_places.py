@@ -17,7 +17,7 @@ from airflow_pgchange.operators.maintenance import MaintenanceOperator
 from airflow_pgchange.plugins import datamodels, page
 from airflow_pgchange.plugins.dag_reasons import last_runs, log_url
 from airflow_pgchange.plugins.databases import Named, ParsedDag, Place, Places, named_in
-from airflow_pgchange.plugins.letters import grouped
+from airflow_pgchange.plugins.dead_letters import grouped
 from airflow_pgchange.plugins.watched_assets import Clash, clashes
 from airflow_pgchange.utils.compat import dag_serialization
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from airflow_pgchange.feeds.progress import EVERY, Progress
+from airflow_pgchange.feeds.attempt_phases import EVERY, Progress
 from airflow_pgchange.spark import session
-from airflow_pgchange.spark.notes import Notes
+from airflow_pgchange.spark.progress_notes import Notes
 
 
 class Clock:
@@ -88,7 +88,7 @@ def test_a_step_that_lasts_is_said_now_and_then_and_a_new_one_at_once(
 
 
 def test_a_step_that_lasts_is_said_without_anybody_asking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_pgchange.feeds.progress.EVERY", 0.01)
+    monkeypatch.setattr("airflow_pgchange.feeds.attempt_phases.EVERY", 0.01)
     said, progress = Event(), Progress()
     with progress.told(lambda _: said.set()):
         progress.at("reading", "5 changes")

@@ -23,7 +23,7 @@ from airflow.triggers.base import BaseTrigger
 
 import airflow_pgchange
 from airflow_pgchange import decorators
-from airflow_pgchange.cli.definition import get_pgchange_cli_commands
+from airflow_pgchange.cli.commands import get_pgchange_cli_commands
 from airflow_pgchange.plugins import pgchange as plugin
 from airflow_pgchange.plugins.page import files
 from airflow_pgchange.plugins.pgchange import PgChangePlugin

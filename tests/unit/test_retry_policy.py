@@ -13,10 +13,10 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.sdk import DAG
 
 from airflow_pgchange import errors
-from airflow_pgchange.feeds.errors import is_of_the_batch
+from airflow_pgchange.feeds.error_translation import is_of_the_batch
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.sensors.feed import unless_error
-from airflow_pgchange.spark import blame
+from airflow_pgchange.spark import poison_batch
 from airflow_pgchange.utils import compat
 from airflow_pgchange.utils.compat import RetryDecision
 from airflow_pgchange.utils.retry_policy import UnlessPermanent
@@ -171,13 +171,17 @@ def test_an_application_notes_an_error_of_its_batch_and_no_outage(
     shown: list[BaseException] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
     first, second = tmp_path / "manifest-1.json", tmp_path / "manifest-2.json"
-    blame.note_errors(first)
-    blame.note_errors(second)
+    poison_batch.note_errors(first)
+    poison_batch.note_errors(second)
     sys.excepthook(type(error), error, None)
-    assert (shown, blame.is_noted(first), blame.is_noted(second)) == ([error], False, of_the_batch)
+    assert (shown, poison_batch.is_noted(first), poison_batch.is_noted(second)) == (
+        [error],
+        False,
+        of_the_batch,
+    )
 
 
 def test_an_error_that_an_outage_caused_is_an_outage() -> None:
     error = ValueError("no rate")
     error.__cause__ = errors.ServerUnavailable("gone")
-    assert not blame.is_of_the_content(error)
+    assert not poison_batch.is_of_the_content(error)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_pgchange.errors import ApplicationFailed
-from airflow_pgchange.spark import fork_client, wire
+from airflow_pgchange.spark import fork_client, fork_protocol
 from airflow_pgchange.spark.application import Application, one_line
 
 SECRET = "hunter2-of-the-airline"
@@ -50,21 +50,21 @@ def test_each_line_is_handed_on_and_so_is_the_last_without_its_end(
     running, minder = ends
     minder.say("one\n\n  two \nthr")
     minder.say("ee")
-    wire.tell(minder.connection, 0)
+    fork_protocol.tell(minder.connection, 0)
     assert heard(running) == ["one", "  two", "three"]
 
 
 def test_bytes_that_are_no_text_do_not_end_the_task(ends: tuple[fork_client.Running, Minder]) -> None:
     running, minder = ends
     os.write(minder.log, b"\xff\n")
-    wire.tell(minder.connection, 0)
+    fork_protocol.tell(minder.connection, 0)
     assert heard(running) == ["\N{REPLACEMENT CHARACTER}"]
 
 
 def test_a_line_is_handed_on_while_the_application_goes_on(ends: tuple[fork_client.Running, Minder]) -> None:
     running, minder = ends
     minder.say("at work\n")
-    running.wait(lambda _: wire.tell(minder.connection, 0))
+    running.wait(lambda _: fork_protocol.tell(minder.connection, 0))
 
 
 def test_an_error_shows_the_code_and_the_last_words_without_the_stack(
@@ -72,7 +72,7 @@ def test_an_error_shows_the_code_and_the_last_words_without_the_stack(
 ) -> None:
     running, minder = ends
     minder.say("Traceback\n  File\nValueError: no\n\tat org.apache.spark\n")
-    wire.tell(minder.connection, 1)
+    fork_protocol.tell(minder.connection, 1)
     with pytest.raises(ApplicationFailed, match="code 1: ValueError: no$"):
         heard(running)
 
@@ -91,7 +91,7 @@ def test_the_minder_of_one_that_is_to_stop_is_told_and_tells_the_end(
 
     def mind() -> None:
         assert minder.connection.recv(1) == b""
-        wire.tell(minder.connection, -9)
+        fork_protocol.tell(minder.connection, -9)
 
     minding = threading.Thread(target=mind)
     minding.start()
@@ -106,9 +106,9 @@ def test_a_message_of_any_size_arrives_with_an_open_file(tmp_path: Path) -> None
     ours, theirs = socket.socketpair()
     message = os.urandom(3_000_000)
     with (tmp_path / "output").open("wb") as output, ours, theirs:
-        sending = threading.Thread(target=wire.send, args=(ours, message, output.fileno()))
+        sending = threading.Thread(target=fork_protocol.send, args=(ours, message, output.fileno()))
         sending.start()
-        received, file = wire.receive(theirs)
+        received, file = fork_protocol.receive(theirs)
         sending.join()
     os.write(file, b"said")
     os.close(file)

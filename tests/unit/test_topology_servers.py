@@ -9,8 +9,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.topology import TopologyClient
-from airflow_pgchange.topology import servers as names
-from airflow_pgchange.topology.servers import servers
+from airflow_pgchange.topology import conninfo as names
+from airflow_pgchange.topology.conninfo import servers
 
 
 def places(text):

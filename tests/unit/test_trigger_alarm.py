@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from airflow_pgchange.feeds.batch import Lag
-from airflow_pgchange.triggers.alarm import FIRST_PAUSE, LONGEST_PAUSE, SETTLE, Alarm
+from airflow_pgchange.triggers.backlog_alarm import FIRST_PAUSE, LONGEST_PAUSE, SETTLE, Alarm
 
 HERE = {"version": 1}
 THERE = {"version": 2}

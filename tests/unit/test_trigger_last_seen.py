@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from airflow_pgchange.feeds import CommitFeed
-from airflow_pgchange.triggers import last_seen
-from airflow_pgchange.triggers.last_seen import RECORD_EVERY, Observation, Observations, record
+from airflow_pgchange.triggers import observations
+from airflow_pgchange.triggers.observations import RECORD_EVERY, Observation, Observations, record
 
 FEED = CommitFeed("delays", 0)
 
@@ -21,7 +21,7 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def ask_all(*_: object) -> list[Any]:
         raise psycopg.OperationalError("the connection is lost")
 
-    monkeypatch.setattr(last_seen, "ask_all", ask_all)
+    monkeypatch.setattr(observations, "ask_all", ask_all)
 
 
 def noted(woke_at: float | None) -> Observations:

@@ -25,7 +25,7 @@ from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
 from airflow_pgchange.triggers.poller import PATIENCE, TICK, Clock, Poller, Switchboard
 from airflow_pgchange.triggers.shared_queries import EACH_BY_ITSELF_FOR
 from airflow_pgchange.triggers.subscription import LONGEST_RETRY, REST, Subscription
-from airflow_pgchange.triggers.watches import BacklogWatch
+from airflow_pgchange.triggers.watch_queries import BacklogWatch
 from airflow_pgchange.utils import metrics
 from tests.watching import FEED, first
 

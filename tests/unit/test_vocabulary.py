@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from airflow.cli.cli_config import ActionCommand, Arg, GroupCommand
 
-from airflow_pgchange.cli.definition import get_pgchange_cli_commands
+from airflow_pgchange.cli.commands import get_pgchange_cli_commands
 from tests.suite.parsing import syntax
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ WORDS = {
 }
 
 AS_STORED = {
-    ("results/attached.py", "Attached"),
+    ("results/attached_tables.py", "Attached"),
 }
 """Classes whose fields have the names that SQL stores."""
 
@@ -101,23 +101,23 @@ INSIDE = (
     "events/stream.py",
     "events/stream_log.py",
     "events/webhooks.py: Webhook(",
-    "feeds/checks.py",
+    "feeds/argument_checks.py",
     "feeds/watched_socket.py",
-    "feeds/retrying.py",
-    "feeds/witness.py",
+    "feeds/retries.py",
+    "feeds/liveness.py",
     "lake/iceberg/",
     "plugins/",
-    "spark/arrow.py",
-    "spark/parent.py",
+    "spark/adbc.py",
+    "spark/parent_process.py",
     "spark/read_options.py",
     "spark/routing.py",
     "spark/sink.py",
-    "triggers/alarm.py",
-    "triggers/link.py",
-    "triggers/lookups.py",
+    "triggers/backlog_alarm.py",
+    "triggers/shared_connection.py",
+    "triggers/connection_lookup.py",
     "triggers/poller.py",
     "triggers/subscription.py",
-    "triggers/watches.py",
+    "triggers/watch_queries.py",
     "utils/retry_policy.py",
 )
 """Modules whose arguments come only from our own code, which has checked them, or from Airflow, which chooses their

@@ -12,13 +12,13 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from airflow_pgchange.errors import ServerUnavailable, StagingOutdated
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.lake.delta import data_files, fitting, rewriting, store
+from airflow_pgchange.lake.commit_numbers import next_number
+from airflow_pgchange.lake.copy_on_write import merged
+from airflow_pgchange.lake.delta import copy_on_write, data_files, object_store, schema_check
 from airflow_pgchange.lake.delta.data_files import Layout
+from airflow_pgchange.lake.delta.error_translation import refusals
 from airflow_pgchange.lake.delta.log import Write
-from airflow_pgchange.lake.delta.refusals import refusals
-from airflow_pgchange.lake.numbering import next_number
-from airflow_pgchange.lake.rewriting import merged
-from airflow_pgchange.lake.staged import StagedFiles, Version
+from airflow_pgchange.lake.staged_files import StagedFiles, Version
 from airflow_pgchange.lake.tables import Delta
 
 CONFLICTS = 20
@@ -33,10 +33,10 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
     """
     lake = cast(Delta, staged.lake)
     with refusals(lake):
-        table = store.opened(lake)
+        table = object_store.opened(lake)
         write = Write(lake, batch, next_number(connection, str(table.metadata().id)))
         version = table.version() if staged.is_empty else _committed(table, staged, write)
-    return Version(str(version), store.uri(lake))
+    return Version(str(version), object_store.uri(lake))
 
 
 def _committed(table: DeltaTable, staged: StagedFiles, write: Write) -> int:
@@ -47,7 +47,7 @@ def _committed(table: DeltaTable, staged: StagedFiles, write: Write) -> int:
             return found
         if _is_committed(table, staged, write):
             return table.version() + 1
-        table = store.opened(write.lake)
+        table = object_store.opened(write.lake)
     raise ServerUnavailable(
         f"{write.lake}: batch {write.batch.id} was not committed, because other writers were faster {CONFLICTS} "
         f"times: let them commit less often, or try again"
@@ -56,13 +56,13 @@ def _committed(table: DeltaTable, staged: StagedFiles, write: Write) -> int:
 
 def _is_committed(table: DeltaTable, staged: StagedFiles, write: Write) -> bool:
     """Try to commit the next version; False if another writer has committed it since the table was read."""
-    layout = fitting.layout(write.lake, table, staged.by)
+    layout = schema_check.layout(write.lake, table, staged.by)
     if any(file["definition"] != layout.definition for file in staged.files):
         raise StagingOutdated(
             f"{write.lake}: the table was altered since the files were written: nothing was committed, and the batch is "
             "tried again"
         )
-    fitting.check_table(write.lake, table, staged.mode)
+    schema_check.check_table(write.lake, table, staged.mode)
     actions = list(_actions(table, layout, staged))
     try:
         table.create_write_transaction(
@@ -82,7 +82,7 @@ def _actions(table: DeltaTable, layout: Layout, staged: StagedFiles) -> Iterator
     if not staged.mode.behaviour.needs_key:
         yield from map(data_files.action, staged.files)
         return
-    data = rewriting.DataFiles(table, layout)
+    data = copy_on_write.DataFiles(table, layout)
     old, new = merged(data, staged, list(map(data.new, staged.files)))
     yield from map(data.removal, old)
     yield from (data_files.action(file.described) for file in new)

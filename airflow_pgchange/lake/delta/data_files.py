@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 from airflow_pgchange.errors import MergeRefused
-from airflow_pgchange.lake.delta import statistics, store
+from airflow_pgchange.lake.delta import object_store, statistics
+from airflow_pgchange.lake.file_names import Attempt
 from airflow_pgchange.lake.keys import NUMBER, with_numbers
-from airflow_pgchange.lake.names import Attempt
 from airflow_pgchange.lake.rows import gathered
 
 PARQUET = pyarrow.dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us")
@@ -50,7 +50,7 @@ def written(layout: Layout, batches: Iterable[pa.RecordBatch]) -> Iterator[dict[
 
     The rows are never all in memory. The files are not part of the table until a commit names them.
     """
-    files = store.files(layout.location, layout.options)
+    files = object_store.files(layout.location, layout.options)
     for together in gathered(batches):
         for values, rows in _divided(pa.Table.from_batches(together), layout.partitioning):
             path = new_path(layout)
@@ -99,7 +99,7 @@ def rows_of(
     for each in conditions:
         expression = expression & each
     fragment = PARQUET.make_fragment(
-        path, store.files(layout.location, layout.options), partition_expression=expression
+        path, object_store.files(layout.location, layout.options), partition_expression=expression
     )
     return fragment.to_table(schema=layout.schema, columns=list(columns or layout.schema.names))
 

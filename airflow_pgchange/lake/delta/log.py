@@ -20,7 +20,7 @@ from deltalake.exceptions import CommitFailedError
 
 from airflow_pgchange.errors import ConsumerBusy, OutcomeUnknown, SourceRestored
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.lake.delta import store
+from airflow_pgchange.lake.delta import object_store
 from airflow_pgchange.lake.tables import Delta
 
 BATCH, WRITE, REPAIRED = "pgchange.batch", "pgchange.write", "pgchange.repaired"
@@ -116,7 +116,7 @@ def repair(lake: Delta, batch: Batch) -> None:
 
     If the table has rows of the batch already, it gets them a second time.
     """
-    table = store.opened(lake)
+    table = object_store.opened(lake)
     applications, write = [], Write(lake, batch)
     while (last_number := table.transaction_version(write.application)) is not None:
         applications.append(Transaction(write.application, min(last_number, batch.version - 1)))

@@ -12,12 +12,12 @@ from pyiceberg.table.update.snapshot import UpdateSnapshot
 
 from airflow_pgchange.errors import StagingOutdated
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.lake.iceberg import data_files, pointer, rewriting
+from airflow_pgchange.lake.copy_on_write import merged
+from airflow_pgchange.lake.iceberg import copy_on_write, data_files, metadata_pointer
+from airflow_pgchange.lake.iceberg.error_translation import refusals
+from airflow_pgchange.lake.iceberg.file_names import FileId, attempt_of
 from airflow_pgchange.lake.iceberg.history import Write, has
-from airflow_pgchange.lake.iceberg.names import FileId, attempt_of
-from airflow_pgchange.lake.iceberg.refusals import refusals
-from airflow_pgchange.lake.rewriting import merged
-from airflow_pgchange.lake.staged import StagedFiles, Version
+from airflow_pgchange.lake.staged_files import StagedFiles, Version
 from airflow_pgchange.lake.tables import Iceberg
 
 
@@ -27,7 +27,7 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
     The pointer stays locked until the transaction ends. So other writers wait meanwhile, and then read the table again.
     """
     with refusals(staged.lake):
-        table = pointer.opened(connection, cast(Iceberg, staged.lake), locked=True)
+        table = metadata_pointer.opened(connection, cast(Iceberg, staged.lake), locked=True)
         write = Write.begun(connection, staged.lake, batch, table)
         if not staged.is_empty and not has(table, write):
             add_snapshot(table, staged, write)
@@ -63,7 +63,7 @@ def _change(snapshot: UpdateSnapshot, table: Table, staged: StagedFiles) -> None
             for file in files:
                 added.append_data_file(file)
         return
-    data = rewriting.DataFiles(table, staged.by)
+    data = copy_on_write.DataFiles(table, staged.by)
     old, new = merged(data, staged, list(map(FileScanTask, files)))
     with snapshot.overwrite(FileId(staged.by, table.metadata)) as changed:
         for task in old:

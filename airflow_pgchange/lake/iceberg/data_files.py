@@ -16,8 +16,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
-from airflow_pgchange.lake.iceberg.names import FileId
-from airflow_pgchange.lake.names import Attempt
+from airflow_pgchange.lake.file_names import Attempt
+from airflow_pgchange.lake.iceberg.file_names import FileId
 from airflow_pgchange.lake.rows import gathered
 
 COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")

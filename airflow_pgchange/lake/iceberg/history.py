@@ -19,7 +19,7 @@ from pyiceberg.table.snapshots import Snapshot, Summary
 from airflow_pgchange.errors import OutcomeUnknown, StaleClaim
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.queries import ask
-from airflow_pgchange.lake.numbering import next_number
+from airflow_pgchange.lake.commit_numbers import next_number
 from airflow_pgchange.lake.tables import LakeTable
 
 CLOCKS = 300.0

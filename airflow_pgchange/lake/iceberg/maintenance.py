@@ -12,10 +12,10 @@ import psycopg
 from pyiceberg.table import Table
 
 from airflow_pgchange.errors import Refused
-from airflow_pgchange.lake.iceberg import pointer, remote
+from airflow_pgchange.lake.file_names import Attempt
+from airflow_pgchange.lake.iceberg import metadata_pointer, remote_catalog
 from airflow_pgchange.lake.iceberg.orphans import latest_version, orphans
 from airflow_pgchange.lake.maintenance import Leftover
-from airflow_pgchange.lake.names import Attempt
 from airflow_pgchange.lake.tables import Iceberg, RemoteIceberg
 
 Catalogued: TypeAlias = Iceberg | RemoteIceberg
@@ -25,9 +25,9 @@ Catalogued: TypeAlias = Iceberg | RemoteIceberg
 def opened(connection: psycopg.Connection[Any], lake: Catalogued, *, locked: bool = False) -> Iterator[Table]:
     """Yield the table at its current snapshot. ``locked`` is for a commit by PostgreSQL."""
     if isinstance(lake, Iceberg):
-        yield pointer.opened(connection, lake, locked=locked)
+        yield metadata_pointer.opened(connection, lake, locked=locked)
     else:
-        with remote.opened(lake) as table:
+        with remote_catalog.opened(lake) as table:
             yield table
 
 
@@ -64,7 +64,7 @@ def remove_orphans(
 
 
 def _check_alone(lake: Catalogued, table: Table, latest: int) -> None:
-    current = pointer.version_of(table.metadata_location)
+    current = metadata_pointer.version_of(table.metadata_location)
     # A commit that was rolled back leaves a metadata file of the next version.
     if latest > current + 1:
         raise Refused(

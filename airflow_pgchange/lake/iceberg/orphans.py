@@ -13,9 +13,9 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 from pyiceberg.table.locations import load_location_provider
 
-from airflow_pgchange.lake.iceberg import names
-from airflow_pgchange.lake.iceberg.pointer import version_of
-from airflow_pgchange.lake.names import Attempt
+from airflow_pgchange.lake.file_names import Attempt
+from airflow_pgchange.lake.iceberg import file_names
+from airflow_pgchange.lake.iceberg.metadata_pointer import version_of
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def orphans(table: Table, older_than: timedelta) -> Iterator[Orphan]:
     named = {hash(name) for name in _named(table)}
     for folder in _folders(table):
         for files, info in _walk(table, folder):
-            attempt = names.attempt_of(info.base_name, table.metadata)
-            is_ours = attempt is not None or names.is_metadata(info.base_name, table.metadata)
+            attempt = file_names.attempt_of(info.base_name, table.metadata)
+            is_ours = attempt is not None or file_names.is_metadata(info.base_name, table.metadata)
             if is_ours and info.mtime < before and hash(info.base_name) not in named:
                 yield Orphan(attempt, info.size, files, info.path)
 

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds.connections import read_committed
 from airflow_pgchange.feeds.key_columns import KeyNames
-from airflow_pgchange.feeds.tables import table_parts
+from airflow_pgchange.feeds.table_names import table_parts
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks, columns, maybe, names, whole
 

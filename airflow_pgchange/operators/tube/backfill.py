@@ -11,7 +11,7 @@ import psycopg
 from airflow.sdk import BaseOperator
 
 from airflow_pgchange import tubes
-from airflow_pgchange.feeds.checks import Seconds
+from airflow_pgchange.feeds.argument_checks import Seconds
 from airflow_pgchange.feeds.connections import cancel
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.hooks.pgchange import PgChangeHook

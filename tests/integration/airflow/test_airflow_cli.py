@@ -13,7 +13,7 @@ from airflow.sdk import DAG
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin.versions import SYSTEMS, present
-from airflow_pgchange.cli import named_by_dags
+from airflow_pgchange.cli import dag_consumers
 from airflow_pgchange.cli.status import SHOWN_REASON
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.extensions import EXTENSIONS
@@ -209,7 +209,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Places(paused={"delays"})
     for one in named_in(dag_serialization().to_dict(dag)):
         found.add("delays", one)
-    monkeypatch.setattr(named_by_dags.ParsedDags, "places", lambda *_: found)
+    monkeypatch.setattr(dag_consumers.ParsedDags, "places", lambda *_: found)
 
 
 @pytest.mark.usefixtures("metadata", "named")

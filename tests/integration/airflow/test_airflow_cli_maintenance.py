@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import repeated_maintenance
+from airflow_pgchange.admin import maintenance_loop
 from tests.command_line import parsed
 
 
@@ -33,7 +33,7 @@ def rests(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     caplog.set_level(logging.INFO)
     rests = Rests(3)
-    monkeypatch.setattr(repeated_maintenance, "sleep", rests.rest)
+    monkeypatch.setattr(maintenance_loop, "sleep", rests.rest)
     yield rests
     signal.signal(signal.SIGTERM, before)
 
@@ -64,8 +64,8 @@ def test_of_two_processes_one_maintains_a_database(
     db: str, connection: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    with repeated_maintenance._alone(db) as alone:
-        repeated_maintenance.maintain_once(db)
+    with maintenance_loop._alone(db) as alone:
+        maintenance_loop.maintain_once(db)
         xmin = "select backend_xmin, backend_xid from pg_stat_activity where state = 'idle in transaction'"
         assert connection.execute(xmin).fetchall() == [(None, None)]
     assert alone

@@ -16,7 +16,7 @@ from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.errors import BatchGivenUp, InvalidArgument, UnknownLetter
 from airflow_pgchange.feeds import Batch, Change, CommitFeed, TubeFeed
 from airflow_pgchange.operators.batch import BatchOperator
-from airflow_pgchange.operators.letters import DeadLettersOperator
+from airflow_pgchange.operators.dead_letters import DeadLettersOperator
 from tests.airflow_home import uri
 from tests.command_line import parsed
 from tests.commits import FEED, commits, narrow_partitions, use_up_transactions

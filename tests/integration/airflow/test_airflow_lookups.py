@@ -23,13 +23,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_pgchange.errors import AirflowUnavailable, InvalidArgument, ServerUnavailable
 from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.feeds.queries import ask_all, select
-from airflow_pgchange.triggers import lookups, poller
+from airflow_pgchange.triggers import connection_lookup, poller
+from airflow_pgchange.triggers.connection_lookup import Lookups
 from airflow_pgchange.triggers.feed import FeedTrigger
-from airflow_pgchange.triggers.lookups import Lookups
 from airflow_pgchange.triggers.loop_time import SLICES, within
 from airflow_pgchange.triggers.poller import Switchboard
 from airflow_pgchange.triggers.subscription import Failure, Recovered, Subscription
-from airflow_pgchange.triggers.watches import BacklogWatch
+from airflow_pgchange.triggers.watch_queries import BacklogWatch
 from tests.ledger import Connect, make_ledger, writer
 from tests.watching import FEED, first
 
@@ -141,7 +141,7 @@ async def test_a_slow_supervisor_is_blamed_and_not_the_server(
     supervisor: Supervisor, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Takes seconds: the lookup takes longer than a look may."""
-    monkeypatch.setattr(lookups, "LOOKED_UP_WITHIN", 0.5)
+    monkeypatch.setattr(connection_lookup, "LOOKED_UP_WITHIN", 0.5)
     monkeypatch.setattr(poller, "ANSWER_WITHIN", 2.0)
     supervisor.pause = 0.75
     write(1)
@@ -180,7 +180,7 @@ async def test_a_locked_metadata_database_fails_no_sensor(
     supervisor: Supervisor, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow's SDK reports such a failure as a connection that is not defined."""
-    monkeypatch.setattr(lookups, "ASK_AGAIN_AFTER", (0.05, 0.05))
+    monkeypatch.setattr(connection_lookup, "ASK_AGAIN_AFTER", (0.05, 0.05))
     supervisor.locked = 2
     write(1)
     assert (await first(FeedTrigger(FEED, SHOP, once=True)))["ready"] == 1
@@ -230,7 +230,7 @@ async def test_the_result_of_a_lookup_is_given_to_the_next_who_asks_and_then_loo
 
 
 async def test_a_server_that_accepts_nothing_is_blamed_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "CONNECTED_WITHIN", 0.5)
+    monkeypatch.setattr(connection_lookup, "CONNECTED_WITHIN", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         conninfo = make_conninfo("", host="127.0.0.1", port=silent.getsockname()[1], user="x", dbname="x")
 

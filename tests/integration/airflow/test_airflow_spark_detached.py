@@ -26,8 +26,8 @@ from airflow_pgchange.feeds.connections import connect as open_connection
 from airflow_pgchange.operators import ClaimBatchOperator
 from airflow_pgchange.operators.spark import SparkBatchOperator
 from airflow_pgchange.results import manifests
-from airflow_pgchange.triggers.driver import DriverTrigger
 from airflow_pgchange.triggers.feed import IdleTrigger
+from airflow_pgchange.triggers.spark_driver import DriverTrigger
 from tests.airflow_home import uri
 from tests.integration.airflow.test_airflow_detached import context
 from tests.job_server import JobServer

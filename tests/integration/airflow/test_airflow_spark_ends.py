@@ -122,7 +122,7 @@ def test_an_operator_that_is_killed_outright_takes_its_job_with_it(
     operator: MakeOperator, connect: Connect, tmp_path: Path
 ) -> None:
     """Takes seconds: a JVM has to be at work before its operator is killed."""
-    follow = "from airflow_pgchange.spark.parent import follow_parent; follow_parent()\n"
+    follow = "from airflow_pgchange.spark.parent_process import follow_parent; follow_parent()\n"
     operator(follow + FOREVER)
     text = OPERATOR.format(
         application=str(tmp_path / "application.py"), submit=str(tmp_path / "spark-submit")

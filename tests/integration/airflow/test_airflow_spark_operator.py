@@ -50,7 +50,7 @@ import time
 long_ago = time.monotonic() - 1000
 time.monotonic = lambda: long_ago
 from airflow_pgchange.results.merge import write_manifest
-from airflow_pgchange.spark.notes import Notes
+from airflow_pgchange.spark.progress_notes import Notes
 from airflow_pgchange.spark.request import take
 request = take()
 notes = Notes(request.manifest)
@@ -63,7 +63,7 @@ write_manifest(request.manifest, [])
 def test_what_a_batch_is_at_and_how_long_its_phases_took_are_in_the_log(
     operator: MakeOperator, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_pgchange.feeds.progress.EVERY", 0.01)
+    monkeypatch.setattr("airflow_pgchange.feeds.attempt_phases.EVERY", 0.01)
     task = operator(NOTING)
     with patch.object(task.log, "info") as info:
         run(task)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, points
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, end_position
 from airflow_pgchange.triggers import poller
 from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
 from tests.airflow_home import uri
@@ -144,7 +144,7 @@ async def test_a_point_is_passed_when_the_consumer_has_processed_what_was_there(
     conn_id: str, db: str, connect: Connect, write: Callable[[int], None]
 ) -> None:
     write(3)
-    goal = points.point(connect(), FEED)
+    goal = end_position.point(connect(), FEED)
     event = asyncio.create_task(first(PointTrigger(FEED, conn_id, None, goal)))
     done, _ = await asyncio.wait({event}, timeout=0.5)
     assert not done

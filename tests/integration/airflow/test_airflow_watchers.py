@@ -18,16 +18,16 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.errors import ConsumerBusy, ServerUnavailable, UnknownBranch
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed, points
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed, end_position
 from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.feeds.feed import Position, Watched
 from airflow_pgchange.feeds.queries import ask_all, select
 from airflow_pgchange.triggers import poller
-from airflow_pgchange.triggers.alarm import FIRST_PAUSE
+from airflow_pgchange.triggers.backlog_alarm import FIRST_PAUSE
 from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
 from airflow_pgchange.triggers.poller import Clock, Patience, Switchboard
 from airflow_pgchange.triggers.subscription import LONGEST_REST, Failure, Recovered, Subscription
-from airflow_pgchange.triggers.watches import BacklogWatch, LagLimits
+from airflow_pgchange.triggers.watch_queries import BacklogWatch, LagLimits
 from tests import tubes
 from tests.ledger import Connect, make_ledger, writer
 from tests.watching import FEED, NAME, first, process, uri_by_name
@@ -81,7 +81,7 @@ async def test_all_that_waits_in_a_process_shares_one_connection(
     triggers: list[FeedTrigger | PointTrigger] = [
         FeedTrigger(CommitFeed(f"consumer_{number}", 0), conn_id) for number in range(20)
     ]
-    triggers.append(PointTrigger(FEED, conn_id, None, points.point(connect(), FEED)))
+    triggers.append(PointTrigger(FEED, conn_id, None, end_position.point(connect(), FEED)))
     triggers.append(FeedTrigger(CommitFeed("stays", 0), conn_id, min_changes=1000))
     tasks = [asyncio.create_task(first(trigger)) for trigger in triggers]
     await until(lambda: connections(connect) > 0)

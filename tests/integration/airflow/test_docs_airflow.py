@@ -16,7 +16,7 @@ from airflow.providers.postgres.assets import postgres
 from airflow.sdk import Asset
 
 from airflow_pgchange.assets.targets import table_asset, target_tables
-from airflow_pgchange.cli.definition import get_pgchange_cli_commands
+from airflow_pgchange.cli.commands import get_pgchange_cli_commands
 from airflow_pgchange.decorators.batch import BatchDecoratedOperator
 from airflow_pgchange.decorators.handlers import HandlerDecoratedOperator
 from airflow_pgchange.decorators.sagas import SagaDecoratedOperator

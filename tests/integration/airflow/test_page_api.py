@@ -17,11 +17,11 @@ from fastapi import FastAPI
 from psycopg import sql
 
 from airflow_pgchange import detached
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.errors import StaleClaim
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.plugins import databases as page_databases
-from airflow_pgchange.plugins import query_threads, room
+from airflow_pgchange.plugins import query_threads, request_limit
 from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset
 from tests import page
 from tests.airflow_home import uri
@@ -204,10 +204,10 @@ MADE_UP = (
 def test_what_is_made_up_is_not_there_and_nothing_is_kept_for_it(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_pgchange.plugins import questions
+    from airflow_pgchange.plugins import page_queries
 
     asked = []
-    monkeypatch.setattr(questions.Windows, "asked", lambda *question: asked.append(question))
+    monkeypatch.setattr(page_queries.Windows, "asked", lambda *question: asked.append(question))
     op = people("op")
     consumer(op)
     for made_up in MADE_UP:
@@ -235,8 +235,8 @@ def test_a_connection_that_no_dag_names_is_not_connected_to_and_nothing_is_noted
 def test_whatever_waits_for_a_database_waits_until_there_is_room_and_then_is_refused(
     people: People, airflow: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "PATIENCE", 0.0)
-    page.mounted(airflow).app.state.rooms = room.Rooms(room.Room(0), room.Room(0))  # type: ignore[attr-defined]
+    monkeypatch.setattr(request_limit, "PATIENCE", 0.0)
+    page.mounted(airflow).app.state.rooms = request_limit.Rooms(request_limit.Room(0), request_limit.Room(0))  # type: ignore[attr-defined]
     admin, noted = people("admin"), page.audit_log()
     answers = [admin.get(path) for path in READ if "connections" in path or "overview" in path]
     answers += [admin.post(f"{AIRLINE}/{action}", body) for action, body in ACTIONS]
@@ -407,7 +407,7 @@ def test_who_may_edit_does_what_the_command_line_can_and_the_audit_log_tells_who
 
 
 def test_a_lease_is_shown_and_ended(people: People, db: str, connect: Connect) -> None:
-    by_hand.skip_batch(connect(), connect(), FEED, "no use")
+    manual_operations.skip_batch(connect(), connect(), FEED, "no use")
     connect().execute("insert into ledger default values")
     late = detached.claim(FEED, db, lease="1 hour", owner="nightly/today/job/-1")
     assert late is not None

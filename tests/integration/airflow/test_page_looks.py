@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin import health
 from airflow_pgchange.errors import PermissionDenied
-from airflow_pgchange.plugins import history, query_threads, questions
+from airflow_pgchange.plugins import history, page_queries, query_threads
 from airflow_pgchange.plugins.databases import Place
 from airflow_pgchange.plugins.query_threads import Line, Window
 from tests.ledger import Connect
@@ -41,7 +41,7 @@ def unrested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query_threads, "REST", 0.0)
 
 
-def sampled_no_more(windows: questions.Windows) -> None:
+def sampled_no_more(windows: page_queries.Windows) -> None:
     deadline = time.monotonic() + 30
     while windows._sampler is not None:
         assert time.monotonic() < deadline
@@ -179,7 +179,7 @@ def test_what_could_not_be_looked_at_is_told_beside_the_rest(
         raise PermissionDenied("it is not yours")
 
     monkeypatch.setattr(health, "findings", refused)
-    said = questions.Status()([connect()])
+    said = page_queries.Status()([connect()])
     assert said.left_out == ["findings and watchers are left out: it is not yours"]
 
 
@@ -200,26 +200,26 @@ def test_what_somebody_has_looked_at_goes_on_being_sampled_for_a_while(
         sampled.append(time.monotonic())
 
     monkeypatch.setattr(history.LastHour, "goes_on", note)
-    monkeypatch.setattr(questions, "conninfos", lambda place: [db])
-    monkeypatch.setattr(questions, "SAMPLED_EVERY", 0.05)
-    monkeypatch.setattr(questions, "LOOKED_LATELY", 3600.0)
-    windows = questions.Windows()
+    monkeypatch.setattr(page_queries, "conninfos", lambda place: [db])
+    monkeypatch.setattr(page_queries, "SAMPLED_EVERY", 0.05)
+    monkeypatch.setattr(page_queries, "LOOKED_LATELY", 3600.0)
+    windows = page_queries.Windows()
     settled(windows.status(Place("airline"), {}))
     deadline = time.monotonic() + 30
     while len(sampled) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    monkeypatch.setattr(questions, "LOOKED_LATELY", 0.0)
+    monkeypatch.setattr(page_queries, "LOOKED_LATELY", 0.0)
     sampled_no_more(windows)
 
 
 def test_however_much_is_asked_about_few_connections_are_kept(
     db: str, connect: Connect, unrested: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions, "OTHERS", 2)
-    monkeypatch.setattr(questions, "conninfos", lambda _: [make_conninfo(db, application_name="lookers")])
+    monkeypatch.setattr(page_queries, "OTHERS", 2)
+    monkeypatch.setattr(page_queries, "conninfos", lambda _: [make_conninfo(db, application_name="lookers")])
     monkeypatch.setattr(query_threads, "PATIENCE", 30.0)
-    windows = questions.Windows()
+    windows = page_queries.Windows()
     for number in range(5):
         assert windows.asked(Place("airline"), lambda asked, _: asked, number).said == number
     assert len(windows.others) == 2
@@ -229,7 +229,7 @@ def test_however_much_is_asked_about_few_connections_are_kept(
 def test_however_many_questions_wait_for_a_database_one_thread_asks_some_of_them_and_the_rest_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(questions, "conninfos", lambda _: [])
+    monkeypatch.setattr(page_queries, "conninfos", lambda _: [])
     monkeypatch.setattr(query_threads, "PATIENCE", 0.0)
     begun, go_on, asked = threading.Event(), threading.Event(), []
 
@@ -239,7 +239,7 @@ def test_however_many_questions_wait_for_a_database_one_thread_asks_some_of_them
         asked.append(number)
         return number
 
-    windows, before = questions.Windows(), threading.active_count()
+    windows, before = page_queries.Windows(), threading.active_count()
     windows.asked(Place("airline"), question, 0)
     assert begun.wait(30)
     answers = [windows.asked(Place("airline"), question, number) for number in range(1, 1000)]
@@ -289,28 +289,28 @@ def test_sampling_outlives_a_question_that_could_not_be_asked(monkeypatch: pytes
 
     again = threading.Event()
     monkeypatch.setattr(Window, "ask", ask)
-    monkeypatch.setattr(questions, "SAMPLED_EVERY", 0.05)
-    monkeypatch.setattr(questions, "LOOKED_LATELY", 3600.0)
-    windows = questions.Windows()
+    monkeypatch.setattr(page_queries, "SAMPLED_EVERY", 0.05)
+    monkeypatch.setattr(page_queries, "LOOKED_LATELY", 3600.0)
+    windows = page_queries.Windows()
     windows.status(Place("airline"), {})
     assert again.wait(30)
-    monkeypatch.setattr(questions, "LOOKED_LATELY", 0.0)
+    monkeypatch.setattr(page_queries, "LOOKED_LATELY", 0.0)
     sampled_no_more(windows)
 
 
 def test_sampling_that_could_not_begin_begins_with_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     again = threading.Event()
     monkeypatch.setattr(Window, "ask", lambda _: again.set())
-    monkeypatch.setattr(questions, "SAMPLED_EVERY", 0.05)
-    monkeypatch.setattr(questions, "LOOKED_LATELY", 3600.0)
-    windows = questions.Windows()
+    monkeypatch.setattr(page_queries, "SAMPLED_EVERY", 0.05)
+    monkeypatch.setattr(page_queries, "LOOKED_LATELY", 3600.0)
+    windows = page_queries.Windows()
     with monkeypatch.context() as crowded:
         crowded.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(RuntimeError):
             windows.status(Place("airline"), {})
     windows.status(Place("airline"), {})
     assert again.wait(30)
-    monkeypatch.setattr(questions, "LOOKED_LATELY", 0.0)
+    monkeypatch.setattr(page_queries, "LOOKED_LATELY", 0.0)
     sampled_no_more(windows)
 
 

@@ -111,12 +111,12 @@ def test_a_saga_that_is_stuck_is_so_for_all_and_why_for_who_may_read_the_connect
 def test_a_saga_that_is_made_up_is_not_there_and_nothing_is_kept_for_it(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_pgchange.plugins import questions, sagas
+    from airflow_pgchange.plugins import page_queries, sagas
 
     op, windows = people("op"), []
-    ask = questions.Windows.asked
+    ask = page_queries.Windows.asked
     monkeypatch.setattr(
-        questions.Windows, "asked", lambda *question: windows.append(question[0]) or ask(*question)
+        page_queries.Windows, "asked", lambda *question: windows.append(question[0]) or ask(*question)
     )
     told(op, "sagas", "sagas")
     deadline = time.monotonic() + 30

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from airflow_pgchange.plugins import actions, query_threads, room
+from airflow_pgchange.plugins import actions, query_threads, request_limit
 from tests import page
 from tests.airflow_home import uri
 from tests.ledger import Connect
@@ -152,7 +152,7 @@ def test_airflow_answers_while_a_hundred_requests_of_the_page_wait_for_a_lock(
 ) -> None:
     """Airflow has 40 threads for all requests to its API, also for its own health."""
     monkeypatch.setattr(query_threads, "PATIENCE", 30.0)
-    monkeypatch.setattr(room, "PATIENCE", 30.0)
+    monkeypatch.setattr(request_limit, "PATIENCE", 30.0)
     for limits in (query_threads.LIMITS, actions.LIMITS):
         monkeypatch.setitem(limits, "lock_timeout", "60s")
         monkeypatch.setitem(limits, "statement_timeout", "60s")

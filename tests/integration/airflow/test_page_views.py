@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from airflow_pgchange.plugins import cluster, event_log
+from airflow_pgchange.plugins import event_log, topology
 from airflow_pgchange.provider_info import GUIDES
 from tests import events, page
 from tests.airflow_home import uri
@@ -209,7 +209,7 @@ def test_of_a_large_cluster_some_is_shown_and_that_there_is_more(
     people: People, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_catalogue(connect())
-    monkeypatch.setattr(cluster, "INSTANCES", 3)
+    monkeypatch.setattr(topology, "INSTANCES", 3)
     found = told(people("viewer"), TOPOLOGY)
     assert (len(found["instances"]), found["cut"]) == (3, True)
 

@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.admin import by_hand
+from airflow_pgchange.admin import manual_operations
 from airflow_pgchange.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, EventFeed, QueueFeed, TopologyFeed
 from tests import dumps
@@ -108,13 +108,15 @@ def test_a_copy_from_a_template_is_another_place_for_consumers_elsewhere_alone(
 
 
 def test_a_consumer_elsewhere_is_repaired_to_go_on_in_a_copy(source, copy, other_db, connect_to):
-    assert by_hand.repair_consumer(connect_to(other_db), connect_to(copy), ELSEWHERE) == "exactly once"
+    assert (
+        manual_operations.repair_consumer(connect_to(other_db), connect_to(copy), ELSEWHERE) == "exactly once"
+    )
     assert len(drained(ELSEWHERE, other_db, copy)) == 3
     refused(ELSEWHERE, other_db, source)
 
 
 def test_a_consumer_is_moved_to_another_database_by_a_point_of_it(copy, other_db, connect_to):
-    by_hand.move_consumer(connect_to(other_db), connect_to(copy), ELSEWHERE, "now")
+    manual_operations.move_consumer(connect_to(other_db), connect_to(copy), ELSEWHERE, "now")
     commits(connect_to(copy), 2)
     assert len(drained(ELSEWHERE, other_db, copy)) == 2
 
@@ -128,7 +130,9 @@ def test_what_a_consumer_elsewhere_is_moved_back_to_is_kept(source, other_db, co
     drained(ELSEWHERE, other_db, source)
     drained(HERE, source)
     use_up_transactions(connection, 120)
-    by_hand.move_consumer(results, connection, ELSEWHERE, "beginning" if to == "beginning" else before)
+    manual_operations.move_consumer(
+        results, connection, ELSEWHERE, "beginning" if to == "beginning" else before
+    )
     connection.execute("select pubsub.trim_commit_queue('0 s')")
     assert len(drained(ELSEWHERE, other_db, source)) == 2
     # The source learns of the last ack from the next claim.
@@ -170,9 +174,9 @@ def test_no_repair_puts_a_consumer_ahead_of_where_it_was(db, other_db, connect_t
         for table in ("pgchange.claim",)
     }
     if deed == "moved back":
-        by_hand.move_consumer(results, source, feed, "beginning")
+        manual_operations.move_consumer(results, source, feed, "beginning")
     else:
-        by_hand.drop_consumer(results, source, feed)
+        manual_operations.drop_consumer(results, source, feed)
     for _ in range(3):
         assert len(taken(feed, other_db, db, 1)) == 1
     # Keep the latest commits away, as after the promotion of a standby that had not received them.
@@ -184,7 +188,7 @@ def test_no_repair_puts_a_consumer_ahead_of_where_it_was(db, other_db, connect_t
             )
     with pytest.raises(SourceLostTail):
         taken(feed, other_db, db, 1)
-    assert by_hand.repair_consumer(results, source, feed) == "at least once"
+    assert manual_operations.repair_consumer(results, source, feed) == "at least once"
     assert len(drained(feed, other_db, db)) >= 5
 
 
@@ -245,7 +249,9 @@ def test_a_catalogue_that_was_restored_in_the_cluster_of_its_origin_is_told_from
     there, other_db, _ = restored
     for feed, results in ((TopologyFeed("here"), there), (TopologyFeed("elsewhere"), other_db)):
         refused(feed, results, there)
-        assert by_hand.repair_consumer(connect_to(results), connect_to(there), feed) == "exactly once"
+        assert (
+            manual_operations.repair_consumer(connect_to(results), connect_to(there), feed) == "exactly once"
+        )
         assert drained(feed, results, there) == []
 
 
@@ -255,7 +261,7 @@ def test_a_log_that_was_restored_in_the_cluster_of_its_origin_is_told_from_it(re
     assert drained(EventFeed("here"), there) == []
     assert [change.id for change in drained(EventFeed("here"), there)] == later
     refused(EventFeed("elsewhere"), other_db, there)
-    by_hand.repair_consumer(connect_to(other_db), connect_to(there), EventFeed("elsewhere"))
+    manual_operations.repair_consumer(connect_to(other_db), connect_to(there), EventFeed("elsewhere"))
     assert [change.id for change in drained(EventFeed("elsewhere"), other_db, there)] == later
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.admin import by_hand, consumers
+from airflow_pgchange.admin import consumers, manual_operations
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.errors import SourceLostTail, SourceRestored
-from airflow_pgchange.feeds import points
+from airflow_pgchange.feeds import end_position
 from airflow_pgchange.feeds.consumer_state import lag
 from tests.commits import FEED, commits, drain
 
@@ -15,7 +15,7 @@ QUESTIONS = pytest.mark.parametrize(
     "ask",
     [
         lambda results, source, point: lag(results, source, FEED),
-        lambda results, source, point: points.has_passed(results, source, FEED, point),
+        lambda results, source, point: end_position.has_passed(results, source, FEED, point),
     ],
     ids=["lag", "passed"],
 )
@@ -30,7 +30,7 @@ def apart(db, other_db, connect_to):
     results, source = connect_to(db), connect_to(other_db)
     commits(source, 3)
     drain(db, other_db)
-    return results, source, points.point(source, FEED)
+    return results, source, end_position.point(source, FEED)
 
 
 @QUESTIONS
@@ -57,7 +57,7 @@ def test_who_asks_another_source_than_the_watermarks_is_told(apart, ask):
 def test_a_point_of_another_cluster_is_never_passed(apart):
     results, source, point = apart
     with pytest.raises(SourceRestored, match="take a new point"):
-        points.has_passed(results, source, FEED, {**point, "source": "1"})
+        end_position.has_passed(results, source, FEED, {**point, "source": "1"})
 
 
 @pytest.mark.parametrize(("harm", "says"), [(LOST, "lost its latest"), (RESTORED, "rebase_after_restore")])
@@ -85,7 +85,7 @@ def test_a_restored_queue_is_not_trimmed(db, connect):
     drain(db)
     connection.execute(RESTORED)
     with pytest.raises(SourceRestored, match="rebase_after_restore"):
-        by_hand.trim_commit_queue(connection, "0 s")
+        manual_operations.trim_commit_queue(connection, "0 s")
 
 
 def test_a_standby_that_is_merely_late_is_not_accused(own_cluster, own_database, connect_to):

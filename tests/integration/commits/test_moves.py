@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.admin import by_hand, schema
+from airflow_pgchange.admin import manual_operations, schema
 from airflow_pgchange.errors import InvalidArgument, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed
 from tests.batches import drained
@@ -60,7 +60,7 @@ def test_a_consumer_that_was_moved_before_it_began_is_not_taken_for_one_of_a_cop
     results = connect_to(other_db)
     for feed in (COMMITS, EVENTS, TOPOLOGY):
         results.execute(feed.register())
-        by_hand.move_consumer(results, source, feed, "now")
+        manual_operations.move_consumer(results, source, feed, "now")
     copied = copy()
     write(connect_to(copied))
     for feed in (COMMITS, EVENTS, TOPOLOGY):
@@ -74,7 +74,7 @@ def test_a_consumer_is_moved_to_a_copy_by_a_point_of_it(db, other_db, source, co
     copied = copy()
     there = connect_to(copied)
     for feed in (COMMITS, EVENTS, TOPOLOGY):
-        by_hand.move_consumer(connect_to(other_db), there, feed, "now")
+        manual_operations.move_consumer(connect_to(other_db), there, feed, "now")
     write(there)
     for feed in (COMMITS, EVENTS, TOPOLOGY):
         assert len(drained(feed, other_db, copied)) == 1
@@ -92,7 +92,7 @@ def test_a_consumer_of_another_database_is_not_moved_to_the_beginning_of_this_on
     subscribe(there, "moved")
     for feed in (COMMITS, EVENTS, TOPOLOGY):
         with pytest.raises(SourceRestored, match="moved to a point of another"):
-            by_hand.move_consumer(connect_to(other_db), there, feed, "beginning")
+            manual_operations.move_consumer(connect_to(other_db), there, feed, "beginning")
 
 
 BEYOND = {
@@ -137,6 +137,6 @@ def test_no_point_is_accepted_that_does_not_say_where_it_was_taken(db, source, k
 def test_no_time_in_the_future_is_accepted(db, source, feed):
     drained(feed, db)
     with pytest.raises(InvalidArgument, match="(is|lies) in the future"):
-        by_hand.move_consumer(source, source, feed, datetime.now(UTC) + timedelta(days=1))
+        manual_operations.move_consumer(source, source, feed, datetime.now(UTC) + timedelta(days=1))
     write(source)
     assert len(drained(feed, db)) == 1

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.admin import by_hand, maintain
+from airflow_pgchange.admin import maintain, manual_operations
 from airflow_pgchange.errors import HistoryTrimmed
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
@@ -42,7 +42,7 @@ def test_what_was_trimmed_is_told_to_a_consumer_that_comes_later(queue, db):
     commits(queue, 3)
     drain(db)
     use_up_transactions(queue)
-    by_hand.trim_commit_queue(queue, "0 s")
+    manual_operations.trim_commit_queue(queue, "0 s")
     late = CommitFeed("late", 0)
     with (
         pytest.raises(HistoryTrimmed, match="3 commits"),
@@ -68,14 +68,14 @@ def test_what_was_trimmed_is_told_to_a_consumer_of_an_earlier_time(queue, db, ho
     commits(queue, 1)
     drain(db)
     use_up_transactions(queue)
-    by_hand.trim_commit_queue(queue, "0 s")
+    manual_operations.trim_commit_queue(queue, "0 s")
     if how == "restored":
         queue.execute(EARLIER, earlier)
     else:
         queue.execute("select pubsub.move_consumer(%s, 0, %s)", [FEED.consumer, Jsonb(point)])
     with pytest.raises(HistoryTrimmed, match="5 commits"), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
-    by_hand.move_consumer(queue, queue, FEED, "beginning")
+    manual_operations.move_consumer(queue, queue, FEED, "beginning")
     commits(queue, 1)
     assert len(drain(db)) == 1
     assert drain(db) == []
@@ -87,11 +87,11 @@ def test_nothing_is_trimmed_above_the_oldest_open_transaction(queue, db, connect
     commits(queue)
     drain(db)
     use_up_transactions(queue)
-    assert by_hand.trim_commit_queue(queue, "0 s") == []
+    assert manual_operations.trim_commit_queue(queue, "0 s") == []
     late = commits(slow)
     slow.commit()
     assert drain(db) == late
-    assert any("trimmed 2 commits" in line for line in by_hand.trim_commit_queue(queue, "0 s"))
+    assert any("trimmed 2 commits" in line for line in manual_operations.trim_commit_queue(queue, "0 s"))
 
 
 def test_a_consumer_that_comes_while_a_trim_waits_gets_everything(queue, db, connect_to):
@@ -105,7 +105,7 @@ def test_a_consumer_that_comes_while_a_trim_waits_gets_everything(queue, db, con
     lines = []
 
     def trim():
-        lines.extend(by_hand.trim_commit_queue(connect_to(db), "0 s"))
+        lines.extend(manual_operations.trim_commit_queue(connect_to(db), "0 s"))
 
     trimming = threading.Thread(target=trim)
     trimming.start()
@@ -125,7 +125,7 @@ def test_a_trim_does_not_wait_long_for_a_reader(queue, db, connect_to):
     reader = connect_to(db, autocommit=False)
     reader.execute(f"select from revision.{partition}")
     queue.execute("set statement_timeout = '20s'")
-    assert by_hand.trim_commit_queue(queue, "0 s") == [f"postponed {partition}: it is in use"]
+    assert manual_operations.trim_commit_queue(queue, "0 s") == [f"postponed {partition}: it is in use"]
 
 
 def test_a_consumer_at_work_does_not_hold_a_trim_up(queue, db):
@@ -136,7 +136,7 @@ def test_a_consumer_at_work_does_not_hold_a_trim_up(queue, db):
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(10)
         list(consumer.changes())
-        assert any("trimmed 1 commits" in line for line in by_hand.trim_commit_queue(queue, "0 s"))
+        assert any("trimmed 1 commits" in line for line in manual_operations.trim_commit_queue(queue, "0 s"))
         consumer.ack()
 
 
@@ -180,11 +180,11 @@ def test_rows_without_a_partition_stay_where_a_consumer_reads_them_and_are_trimm
         consumer.ack()
     expected += commits(queue, 2)
     assert in_default(queue) == 5
-    assert by_hand.trim_commit_queue(queue, "1 hour") == []
-    (told,) = by_hand.trim_commit_queue(queue, "0 s")
+    assert manual_operations.trim_commit_queue(queue, "1 hour") == []
+    (told,) = manual_operations.trim_commit_queue(queue, "0 s")
     assert "commits:test/0 has not processed it" in told
     assert drain(db) == expected[4:]
-    assert any("trimmed 5 commits" in line for line in by_hand.trim_commit_queue(queue, "0 s"))
+    assert any("trimmed 5 commits" in line for line in manual_operations.trim_commit_queue(queue, "0 s"))
     assert in_default(queue) == 0
 
 
@@ -198,11 +198,11 @@ def test_the_default_partition_is_not_trimmed_while_an_open_transaction_may_writ
     commits(queue)
     queue.execute("select revision.maintain_partitions(50, 1)")
     drain(db)
-    assert by_hand.trim_commit_queue(queue, "0 s") == []
+    assert manual_operations.trim_commit_queue(queue, "0 s") == []
     late = commits(slow)
     slow.commit()
     assert drain(db) == late
-    assert any("trimmed 2 commits" in line for line in by_hand.trim_commit_queue(queue, "0 s"))
+    assert any("trimmed 2 commits" in line for line in manual_operations.trim_commit_queue(queue, "0 s"))
 
 
 def test_a_partition_of_ids_that_the_default_one_holds_is_refused(queue):
@@ -402,7 +402,7 @@ def test_emptied_partitions_are_dropped_when_there_are_many(queue, db):
     for _ in range(5):
         use_up_transactions(queue)
         queue.execute("select revision.maintain_partitions(50, 2)")
-    by_hand.trim_commit_queue(queue, "0 s")
+    manual_operations.trim_commit_queue(queue, "0 s")
     kept = commits(queue)
     before = partitions(queue)
     assert queue.execute("select count(*) from revision.drop_empty_partitions(8)").fetchone() == (0,)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from airflow_pgchange.admin import by_hand, consumers
+from airflow_pgchange.admin import consumers, manual_operations
 from airflow_pgchange.errors import BatchNotFinished, UnknownConsumer
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from tests.commits import (
@@ -76,7 +76,7 @@ def test_a_poisonous_batch_is_skipped_and_recorded(db, connect):
     poison = commits(connection, 2)
     claim_and_fail(db)
     rest = commits(connection, 2)
-    skipped = by_hand.skip_batch(connection, connection, FEED, "cannot be parsed")
+    skipped = manual_operations.skip_batch(connection, connection, FEED, "cannot be parsed")
     row = connection.execute(
         "select batch_id::text, reason, changes from pgchange.letter where consumer = 'commits:test/0'"
     ).fetchone()
@@ -87,7 +87,7 @@ def test_a_poisonous_batch_is_skipped_and_recorded(db, connect):
 def test_nothing_in_work_cannot_be_skipped(db, connect):
     drain(db)
     with pytest.raises(BatchNotFinished, match="no batch in work"):
-        by_hand.skip_batch(connect(), connect(), FEED, "why not")
+        manual_operations.skip_batch(connect(), connect(), FEED, "why not")
 
 
 def test_moved_to_a_time_what_was_written_since_comes(db, connect):
@@ -96,14 +96,14 @@ def test_moved_to_a_time_what_was_written_since_comes(db, connect):
     at = connection.execute("select clock_timestamp()").fetchone()[0]
     since = commits(connection, 2)
     drain(db)
-    by_hand.move_consumer(connection, connection, FEED, at)
+    manual_operations.move_consumer(connection, connection, FEED, at)
     assert drain(db) == since
 
 
 def test_an_unknown_consumer_is_named(connect):
     connection = connect()
     with pytest.raises(UnknownConsumer, match="commits:nobody/0"):
-        by_hand.drop_consumer(connection, connection, CommitFeed("nobody", 0))
+        manual_operations.drop_consumer(connection, connection, CommitFeed("nobody", 0))
 
 
 def test_trimming_empties_partitions_that_everybody_has_processed(own_database, connect_to):
@@ -112,7 +112,7 @@ def test_trimming_empties_partitions_that_everybody_has_processed(own_database, 
     commits(connection)
     drain(own_database)
     use_up_transactions(connection)
-    assert any("trimmed 1 commits" in line for line in by_hand.trim_commit_queue(connection, "0 s"))
+    assert any("trimmed 1 commits" in line for line in manual_operations.trim_commit_queue(connection, "0 s"))
     assert connection.execute("select count(*) from revision.commit_queue").fetchone() == (0,)
 
 
@@ -123,7 +123,8 @@ def test_trimming_keeps_what_a_consumer_has_not_processed(own_database, connect_
     expected = commits(connection)
     use_up_transactions(connection)
     assert any(
-        "commits:test/0 has not processed it" in line for line in by_hand.trim_commit_queue(connection, "0 s")
+        "commits:test/0 has not processed it" in line
+        for line in manual_operations.trim_commit_queue(connection, "0 s")
     )
     assert drain(own_database) == expected
 
@@ -133,7 +134,7 @@ def test_trimming_keeps_what_is_young(own_database, connect_to):
     narrow_partitions(connection)
     commits(connection)
     use_up_transactions(connection)
-    assert by_hand.trim_commit_queue(connection, "1 hour") == []
+    assert manual_operations.trim_commit_queue(connection, "1 hour") == []
 
 
 def test_trimming_keeps_young_commits_of_a_consumer_that_ends_while_it_is_asked_about(
@@ -148,7 +149,7 @@ def test_trimming_keeps_young_commits_of_a_consumer_that_ends_while_it_is_asked_
     use_up_transactions(connection)
     ending.execute("lock table pubsub.watermark in access exclusive mode")
     with ThreadPoolExecutor() as threads:
-        trimmed = threads.submit(by_hand.trim_commit_queue, connect_to(own_database), "1 hour")
+        trimmed = threads.submit(manual_operations.trim_commit_queue, connect_to(own_database), "1 hour")
         until(connection, waits(behind=ending))
         ending.execute("update pubsub.watermark set snapshot = pg_current_snapshot()")
         ending.commit()
@@ -165,7 +166,8 @@ def test_trimming_keeps_what_a_claim_of_a_consumer_elsewhere_needs(own_database,
         consumer.claim(2)
     use_up_transactions(connection)
     assert any(
-        "commits:test/0 has not processed it" in line for line in by_hand.trim_commit_queue(connection, "0 s")
+        "commits:test/0 has not processed it" in line
+        for line in manual_operations.trim_commit_queue(connection, "0 s")
     )
     with ConsumerTransaction(FEED, db, own_database) as consumer:
         consumer.claim(2)
@@ -178,10 +180,11 @@ def test_trimming_keeps_what_a_consumer_elsewhere_was_moved_back_to(own_database
     narrow_partitions(connection)
     expected = commits(connection, 3)
     assert drain(db, own_database) == expected
-    by_hand.move_consumer(connect_to(db), connection, FEED, "beginning")
+    manual_operations.move_consumer(connect_to(db), connection, FEED, "beginning")
     use_up_transactions(connection)
     assert any(
-        "commits:test/0 has not processed it" in line for line in by_hand.trim_commit_queue(connection, "0 s")
+        "commits:test/0 has not processed it" in line
+        for line in manual_operations.trim_commit_queue(connection, "0 s")
     )
     assert drain(db, own_database) == expected
 
@@ -228,9 +231,9 @@ def test_a_look_for_old_history_ends_at_the_first_partition_that_is_too_young(ow
         use_up_transactions(connection)
     drain(own_database)
     connection.execute("update revision.commit_queue set created_at = now() - interval '1 year' where id = 2")
-    assert by_hand.trim_commit_queue(connection, "30 days") == []
+    assert manual_operations.trim_commit_queue(connection, "30 days") == []
     connection.execute("update revision.commit_queue set created_at = now() - interval '1 year' where id = 1")
-    assert len(by_hand.trim_commit_queue(connection, "30 days")) == 2
+    assert len(manual_operations.trim_commit_queue(connection, "30 days")) == 2
 
 
 def test_a_consumer_of_a_branch_that_is_gone_is_shown_beside_the_others(db, connect):

@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange.admin import by_hand, consumers, dead_letters
+from airflow_pgchange.admin import consumers, dead_letters, manual_operations
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.errors import (
     InvalidArgument,
@@ -25,7 +25,7 @@ from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.connections import connect as open_connection
 from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.feeds.consumer_state import lag, position
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.queries import ask, select
 from tests.commits import FEED, commits, drain
 from tests.conftest import database
@@ -68,10 +68,10 @@ def raised(connection, call):
 @pytest.mark.parametrize(
     ("tool", "says"),
     [
-        (lambda c: by_hand.move_consumer(c, c, NOBODY, "beginning"), "airflow-pgchange status"),
-        (lambda c: by_hand.drop_consumer(c, c, NOBODY), "lists them"),
-        (lambda c: by_hand.repair_consumer(c, c, NOBODY), "lists them"),
-        (lambda c: by_hand.skip_batch(c, c, NOBODY, "why not"), "airflow-pgchange status"),
+        (lambda c: manual_operations.move_consumer(c, c, NOBODY, "beginning"), "airflow-pgchange status"),
+        (lambda c: manual_operations.drop_consumer(c, c, NOBODY), "lists them"),
+        (lambda c: manual_operations.repair_consumer(c, c, NOBODY), "lists them"),
+        (lambda c: manual_operations.skip_batch(c, c, NOBODY, "why not"), "airflow-pgchange status"),
         (lambda c: position(c, NOBODY), "airflow-pgchange status"),
     ],
 )
@@ -120,7 +120,7 @@ def test_numbers_that_make_no_sense_are_refused(unchanged, call):
 @pytest.mark.parametrize(
     "tool",
     [
-        lambda c, text: by_hand.drop_consumer(c, c, CommitFeed(text, 0)),
+        lambda c, text: manual_operations.drop_consumer(c, c, CommitFeed(text, 0)),
         lambda c, text: dead_letters.letters(c, consumer=text),
         lambda c, text: ask(c, select("pgchange.check_reason", text)),
     ],
@@ -141,7 +141,7 @@ def test_a_negative_limit_loses_nothing(db, connect):
     "tool",
     [
         lambda c: lag(c, c, NOWHERE),
-        lambda c: by_hand.move_consumer(c, c, NOWHERE, "now"),
+        lambda c: manual_operations.move_consumer(c, c, NOWHERE, "now"),
         lambda c: run(c, "select pubsub.lock_watermark('x', 4711)"),
         lambda c: run(c, "select pubsub.point(4711)"),
         lambda c: run(c, "select pubsub.claim('x', 4711, '{}', 1)"),
@@ -167,7 +167,7 @@ def test_a_batch_is_not_skipped_without_a_reason(db, connect, reason):
     with pytest.raises(PgChangeError), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
     with pytest.raises(InvalidArgument, match="why"):
-        by_hand.skip_batch(connection, connection, FEED, reason)
+        manual_operations.skip_batch(connection, connection, FEED, reason)
     assert connection.execute("select count(*) from pgchange.letter").fetchone() == (0,)
     assert drain(db) == expected
 
@@ -188,9 +188,9 @@ def test_a_point_that_is_none_is_refused(db, connect, point):
         lambda c: lag(c, c, FEED),
         lambda c: position(c, FEED),
         consumers.status,
-        lambda c: by_hand.skip_batch(c, c, FEED, "why"),
-        lambda c: by_hand.move_consumer(c, c, FEED, "now"),
-        lambda c: by_hand.trim_commit_queue(c, "1 day"),
+        lambda c: manual_operations.skip_batch(c, c, FEED, "why"),
+        lambda c: manual_operations.move_consumer(c, c, FEED, "now"),
+        lambda c: manual_operations.trim_commit_queue(c, "1 day"),
     ],
 )
 def test_a_database_without_our_schemas_is_told_what_to_run(bare, tool):
@@ -218,8 +218,8 @@ def test_another_version_of_the_schema_is_told_and_loses_nothing(db, connect, ve
         lambda c: lag(c, c, FEED),
         lambda c: position(c, FEED),
         consumers.status,
-        lambda c: by_hand.move_consumer(c, c, FEED, "now"),
-        lambda c: by_hand.trim_commit_queue(c, "1 day"),
+        lambda c: manual_operations.move_consumer(c, c, FEED, "now"),
+        lambda c: manual_operations.trim_commit_queue(c, "1 day"),
     ],
 )
 def test_a_role_without_rights_is_told_who_gives_them(role, connect_to, tool):
@@ -234,9 +234,9 @@ def test_a_consumer_may_not_do_what_a_keeper_may(connect, role, connect_to):
     drain(consumer.conninfo)
     his = connect_to(consumer.conninfo)
     with pytest.raises(PermissionDenied):
-        by_hand.move_consumer(his, his, FEED, "beginning")
+        manual_operations.move_consumer(his, his, FEED, "beginning")
     connection.execute("select pubsub.grant_admin(%s::regrole)", [consumer.name])
-    by_hand.move_consumer(his, his, FEED, "beginning")
+    manual_operations.move_consumer(his, his, FEED, "beginning")
     assert len(drain(consumer.conninfo)) == 1
 
 

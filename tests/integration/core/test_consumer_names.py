@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import by_hand, consumers, dead_letters
+from airflow_pgchange.admin import consumers, dead_letters, manual_operations
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import (
     CommitFeed,
@@ -50,7 +50,7 @@ def in_work(connection: Connection) -> set[str]:
 
 
 def skip(connection: Connection, name: str) -> None:
-    by_hand.skip_batch(connection, connection, consumers.named(name)(connection), "no use")
+    manual_operations.skip_batch(connection, connection, consumers.named(name)(connection), "no use")
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_consumer_of_commits_is_dropped_by_the_name_that_status_shows(
 ) -> None:
     ask(connection, CommitFeed(name, 0).register())
     feed = consumers.movable(named(connection, "commit"))
-    by_hand.drop_consumer(connection, connection, feed)
+    manual_operations.drop_consumer(connection, connection, feed)
     assert consumers.status(connection) == []
 
 

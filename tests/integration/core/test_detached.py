@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange import detached
-from airflow_pgchange.admin import by_hand, consumers, dead_letters
+from airflow_pgchange.admin import consumers, dead_letters, manual_operations
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import BatchNotFinished, InvalidArgument, Leased, StaleClaim
@@ -146,7 +146,7 @@ def test_a_second_ack_of_an_attempt_writes_nothing(feed: Feed, connection: Conne
 @each_claim
 def test_an_ack_of_a_batch_that_was_given_up_is_refused(feed: Feed, connection: Connection, db: str) -> None:
     handle = ended(feed, db)
-    by_hand.skip_batch(connection, connection, feed, "no")
+    manual_operations.skip_batch(connection, connection, feed, "no")
     with pytest.raises(StaleClaim):
         detached.ack(handle, db, write=note)
     assert results(connection) == 0
@@ -190,7 +190,7 @@ def test_a_leased_consumer_is_at_work_until_the_ack(feed: Feed, connection: Conn
     assert at_work() == [False]
     with pytest.raises(StaleClaim):
         detached.renew(handle, db, lease=600)
-    assert by_hand.end_leases(connection, feed) == 0
+    assert manual_operations.end_leases(connection, feed) == 0
 
 
 @each
@@ -277,7 +277,7 @@ def test_a_lease_is_renewed_while_a_block_runs(feed: Feed, connection: Connectio
 def test_a_block_whose_attempt_is_over_fails_at_its_end(feed: Feed, connection: Connection, db: str) -> None:
     handle = claimed(feed, db)
     with pytest.raises(StaleClaim), detached.renewed(handle, db):
-        by_hand.end_leases(connection, feed)
+        manual_operations.end_leases(connection, feed)
         claimed(feed, db)
     with pytest.raises(StaleClaim), detached.renewed(handle, db):
         raise AssertionError("the block of an attempt that is over does not run")
@@ -325,9 +325,12 @@ def test_a_leased_batch_is_not_given_up_until_its_lease_is_ended_by_hand(
 ) -> None:
     handle = claimed(feed, db)
     with pytest.raises(BatchNotFinished if feed.kind == "queue" else Leased):
-        by_hand.skip_batch(connection, connection, feed, "no")
-    assert (by_hand.end_leases(connection, feed), by_hand.end_leases(connection, feed)) == (1, 0)
-    assert by_hand.skip_batch(connection, connection, feed, "no") == handle.batch_id
+        manual_operations.skip_batch(connection, connection, feed, "no")
+    assert (
+        manual_operations.end_leases(connection, feed),
+        manual_operations.end_leases(connection, feed),
+    ) == (1, 0)
+    assert manual_operations.skip_batch(connection, connection, feed, "no") == handle.batch_id
 
 
 def test_the_handle_of_a_dead_letter_is_not_that_of_the_letter_sent_again(db: str, connect: Connect) -> None:
@@ -336,7 +339,7 @@ def test_the_handle_of_a_dead_letter_is_not_that_of_the_letter_sent_again(db: st
     feed, fill = FEEDS["commit"]
     fill(connection)
     late = ended(feed, db)
-    by_hand.skip_batch(connection, connection, feed, "no")
+    manual_operations.skip_batch(connection, connection, feed, "no")
     dead_letters.redrive(connection, consumer=feed.name)
     again = claimed(feed, db)
     with pytest.raises(StaleClaim):
@@ -353,9 +356,9 @@ def test_a_consumer_with_a_leased_batch_is_neither_moved_nor_dropped(
 ) -> None:
     claimed(feed, db)
     with pytest.raises(Leased):
-        by_hand.move_consumer(connection, connection, feed, "now")  # type: ignore[arg-type]
+        manual_operations.move_consumer(connection, connection, feed, "now")  # type: ignore[arg-type]
     with pytest.raises(Leased):
-        by_hand.drop_consumer(connection, connection, feed)  # type: ignore[arg-type]
+        manual_operations.drop_consumer(connection, connection, feed)  # type: ignore[arg-type]
 
 
 def test_a_lease_counts_if_the_progress_is_in_another_database(
@@ -376,7 +379,7 @@ def test_a_lease_counts_if_the_progress_is_in_another_database(
         detached.ack(late, other_db, db, write=note)
     assert [row["at_work"] for row in consumers.status(there, source)] == [True]
     with pytest.raises(Leased, match="by the job"):
-        by_hand.drop_consumer(there, source, feed)
+        manual_operations.drop_consumer(there, source, feed)
     assert detached.ack(handle, other_db, db, write=note)
     assert not detached.ack(handle, other_db, db, write=note)
     assert (results(there), detached.claim(feed, other_db, db, lease=600, owner="next")) == (1, None)

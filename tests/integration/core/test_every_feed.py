@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.admin import by_hand, consumers, dead_letters
+from airflow_pgchange.admin import consumers, dead_letters, manual_operations
 from airflow_pgchange.admin.health import explained, findings
 from airflow_pgchange.errors import (
     BatchGivenUp,
@@ -37,13 +37,13 @@ from airflow_pgchange.feeds import (
     QueueFeed,
     TopologyFeed,
     TubeFeed,
-    points,
-    starting,
+    end_position,
+    start_position,
     transaction,
 )
 from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.feeds.consumer_state import lag
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.feed import Movable, lags
 from airflow_pgchange.feeds.queries import ask, select
 from tests import commits, queues, topology, tubes
@@ -204,7 +204,7 @@ def test_an_error_that_arrives_late_is_not_written_on_the_next_attempt(
             raise ZeroDivisionError(f"attempt {n}")
     assert [batch.attempt for batch in attempts if batch] == [1, 2]
     ask(connection, feed.note_failure(attempts[0], "the late error of attempt 1"))
-    by_hand.skip_batch(connection, connection, feed, "no use")
+    manual_operations.skip_batch(connection, connection, feed, "no use")
     (letter,) = dead_letters.letters(connection)
     assert letter.error == "ZeroDivisionError: attempt 2"
 
@@ -217,7 +217,7 @@ def test_a_batch_that_is_given_up_is_shown_as_skipped(
     fill(connection)
     with unfinished(feed, db) as consumer:
         consumer.claim(10)
-    by_hand.skip_batch(connection, connection, feed, "no use")
+    manual_operations.skip_batch(connection, connection, feed, "no use")
     rows = connection.execute(
         "select attempt, skipped_at is not null, acked_at from pgchange.batches(%s)", [feed.name]
     ).fetchall()
@@ -307,8 +307,8 @@ def test_a_batch_that_is_given_up_is_a_letter_until_it_is_sent_again(
     ):
         consumer.claim(10, max_attempts=1)
     with pytest.raises(InvalidArgument, match="4,000 characters"):
-        by_hand.skip_batch(connection, connection, feed, "x" * 4001)
-    by_hand.skip_batch(connection, connection, feed, "cannot be read")
+        manual_operations.skip_batch(connection, connection, feed, "x" * 4001)
+    manual_operations.skip_batch(connection, connection, feed, "cannot be read")
     (letter,) = dead_letters.letters(connection)
     assert (letter.consumer, letter.changes, letter.reason) == (feed.name, batch.count, "cannot be read")
     assert dead_letters.redrive(connection, ids=[letter.id]) == [letter.id]
@@ -324,7 +324,7 @@ def given_up(feed: Feed, db: str, connection: Any) -> int:
     """Give a batch up, and return the number of its dead letter."""
     with unfinished(feed, db) as consumer:
         consumer.claim(10)
-    by_hand.skip_batch(connection, connection, feed, "cannot be read")
+    manual_operations.skip_batch(connection, connection, feed, "cannot be read")
     (letter,) = dead_letters.letters(connection)
     return letter.id
 
@@ -382,7 +382,7 @@ def test_a_consumer_that_nobody_knows_is_not_dropped_but_named_with_where_the_ot
 ) -> None:
     connection = connect()
     with pytest.raises(UnknownConsumer, match="there is no (consumer|group)") as told:
-        by_hand.drop_consumer(connection, connection, feed)
+        manual_operations.drop_consumer(connection, connection, feed)
     assert (feed.name.split("/")[0].split(":")[-1]) in str(told.value)
     assert "lists them" in str(told.value)
 
@@ -396,7 +396,7 @@ def test_the_claim_of_a_consumer_of_the_topology_whose_progress_is_elsewhere_is_
     with ConsumerTransaction(feed, other_db, source=db) as consumer:
         consumer.claim(10)
         consumer.ack()
-    by_hand.drop_consumer(results, catalogue, feed)
+    manual_operations.drop_consumer(results, catalogue, feed)
     assert catalogue.execute("select from pgchange.claim").fetchall() == []
 
 
@@ -432,7 +432,7 @@ def test_a_batch_that_fails_again_and_again_is_a_finding_until_it_is_given_up(
     (found,) = findings(connection, pytest.fail)
     assert (found.kind, found.severity, found.consumer) == (feed.kind, "error", feed.name)
     assert found.call == f"to give it up: airflow-pgchange skip {feed.name} --reason '...'"
-    by_hand.skip_batch(connection, connection, feed, "no use")
+    manual_operations.skip_batch(connection, connection, feed, "no use")
     assert [one for one in findings(connection, pytest.fail) if one.severity == "error"] == []
 
 
@@ -444,12 +444,12 @@ def test_moved_to_the_beginning_everything_comes_again_and_moved_to_now_only_wha
     fill(connection)
     everything = all_of(feed, db)
     assert everything != []
-    by_hand.move_consumer(connection, connection, feed, "beginning")
+    manual_operations.move_consumer(connection, connection, feed, "beginning")
     with unfinished(feed, db) as consumer:
         consumer.claim(10)
-    by_hand.move_consumer(connection, connection, feed, "now")
+    manual_operations.move_consumer(connection, connection, feed, "now")
     assert all_of(feed, db) == []
-    by_hand.move_consumer(connection, connection, feed, "beginning")
+    manual_operations.move_consumer(connection, connection, feed, "beginning")
     assert all_of(feed, db) == everything
     MORE[feed.kind](connection)
     assert len(all_of(feed, db)) == 1
@@ -464,7 +464,7 @@ def test_a_consumer_at_work_cannot_be_moved_and_one_that_was_moved_meanwhile_kee
     with pytest.raises(StaleClaim), ConsumerTransaction(feed, db) as consumer:
         consumer.claim(10)
         with pytest.raises(ConsumerBusy, match="at work"):
-            by_hand.move_consumer(connection, connection, feed, "beginning")
+            manual_operations.move_consumer(connection, connection, feed, "beginning")
         beginning = Jsonb(ask(connection, select(f"{feed.schema}.at", {})))
         assert ask(connection, select(f"{feed.schema}.put", *feed.parts, beginning, 7, None, None, None))
         consumer.ack(lambda results: results.execute("create table public.kept ()"))
@@ -478,7 +478,7 @@ def test_a_consumer_that_is_dropped_begins_anew_without_its_letters(
     connection = connect()
     fill(connection)
     given_up(feed, db, connection)
-    by_hand.drop_consumer(connection, connection, feed)
+    manual_operations.drop_consumer(connection, connection, feed)
     assert consumers.status(connection) == dead_letters.letters(connection) == []
     assert all_of(feed, db) != []
 
@@ -491,7 +491,7 @@ def test_a_letter_is_void_where_its_consumer_was_moved_back_before_it(
     fill(connection)
     letter = given_up(feed, db, connection)
     dead_letters.redrive(connection, ids=[letter])
-    by_hand.move_consumer(connection, connection, feed, "beginning")
+    manual_operations.move_consumer(connection, connection, feed, "beginning")
     with pytest.raises(LetterRefused, match="moved back before it, so its changes come by themselves"):
         dead_letters.redrive(connection, ids=[letter])
     assert all_of(feed, db) != []
@@ -505,15 +505,15 @@ def test_a_consumer_has_passed_a_point_once_it_has_processed_all_before_it(
     connection = connect()
     fill(connection)
     MORE[feed.kind](connection)
-    goal = points.point(connection, feed)
+    goal = end_position.point(connection, feed)
     with ConsumerTransaction(feed, db) as consumer:
         consumer.claim(1)
         consumer.ack()
-    assert not points.has_passed(connection, connection, feed, goal)[0]
+    assert not end_position.has_passed(connection, connection, feed, goal)[0]
     all_of(feed, db)
-    assert points.has_passed(connection, connection, feed, goal)[0]
+    assert end_position.has_passed(connection, connection, feed, goal)[0]
     MORE[feed.kind](connection)
-    assert not points.has_passed(connection, connection, feed, points.point(connection, feed))[0]
+    assert not end_position.has_passed(connection, connection, feed, end_position.point(connection, feed))[0]
 
 
 @each_movable
@@ -529,7 +529,7 @@ def test_a_source_that_lost_its_tail_is_told_and_its_consumer_goes_on_at_least_o
         ConsumerTransaction(feed, db) as consumer,
     ):
         consumer.claim(10)
-    assert by_hand.repair_consumer(connection, connection, feed) == "at least once"
+    assert manual_operations.repair_consumer(connection, connection, feed) == "at least once"
     assert all_of(feed, db) == everything
 
 
@@ -654,7 +654,7 @@ def test_a_new_consumer_starts_where_its_feed_says_and_only_once(
     if feed.kind == "diary":
         _diary(connect_to(other_db))
     late = replace(feed, start="now")
-    caplog.set_level(logging.INFO, starting.__name__)
+    caplog.set_level(logging.INFO, start_position.__name__)
     assert all_of(late, results, db) == []
     assert f"{feed.name}: new consumer, starts at now: 0 changes" in caplog.text
     MORE[feed.kind](connection)
@@ -691,10 +691,10 @@ def test_a_consumer_is_registered_by_hand_once(
     connection = connect()
     fill(connection)
     if feed.kind != "event":  # A group is registered with its first subscription.
-        by_hand.register_consumer(connection, connection, feed, "now")
+        manual_operations.register_consumer(connection, connection, feed, "now")
         assert all_of(replace(feed, start="beginning"), db) == []
     with pytest.raises(InvalidArgument, match=f"{feed.name} is registered already"):
-        by_hand.register_consumer(connection, connection, feed, "now")
+        manual_operations.register_consumer(connection, connection, feed, "now")
 
 
 def test_a_new_consumer_with_the_name_of_another_but_for_a_letter_is_told(
@@ -702,7 +702,7 @@ def test_a_new_consumer_with_the_name_of_another_but_for_a_letter_is_told(
 ) -> None:
     commits.commits(connect(), 3)
     assert len(all_of(CommitFeed("balance", 0), db)) == 3
-    caplog.set_level(logging.INFO, starting.__name__)
+    caplog.set_level(logging.INFO, start_position.__name__)
     with ConsumerTransaction(CommitFeed("balnce", 0), db):
         pass
     assert caplog.messages == [

@@ -16,7 +16,7 @@ from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.feeds.feed import Watched
-from airflow_pgchange.triggers.last_seen import RECORD_EVERY, Observation, Observations, record
+from airflow_pgchange.triggers.observations import RECORD_EVERY, Observation, Observations, record
 from tests.commits import commits
 from tests.conftest import Role
 from tests.ledger import Connect

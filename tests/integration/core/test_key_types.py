@@ -11,7 +11,7 @@ from airflow_pgchange.feeds.key_columns import found_by, key_columns, parts
 from airflow_pgchange.feeds.keys import text, value
 from airflow_pgchange.feeds.reading import current_rows
 from airflow_pgchange.tubes.copies import TRUE
-from airflow_pgchange.tubes.held_ids import HeldIds
+from airflow_pgchange.tubes.table_ids import HeldIds
 from tests.tubes import one
 
 DDL = """

@@ -12,7 +12,7 @@ import pytest
 from airflow_pgchange.admin import consumers
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied, UnknownConsumer
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from tests.commits import commits, drain, narrow_partitions, use_up_transactions
 from tests.conftest import Role
 from tests.ledger import Connect

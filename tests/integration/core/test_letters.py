@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.errors import (
@@ -15,7 +15,7 @@ from airflow_pgchange.errors import (
     Stopped,
     UnknownLetter,
 )
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, points
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, end_position
 from airflow_pgchange.feeds.consumer_state import lag
 from tests.commits import FEED, Failed, claim_and_fail, commits, drain
 from tests.letters import give_up, only
@@ -42,7 +42,7 @@ def test_a_letter_tells_what_was_given_up_why_by_whom_and_after_how_many_attempt
     ids = commits(connection, 3)
     claim_and_fail(db)
     batch = claim_and_fail(db)
-    by_hand.skip_batch(connection, connection, FEED, "cannot be parsed")
+    manual_operations.skip_batch(connection, connection, FEED, "cannot be parsed")
     letter = only(connection)
     assert (letter.kind, letter.consumer, letter.changes) == ("commit", "commits:test/0", len(ids))
     assert (str(letter.batch_id), letter.reason, letter.attempts) == (batch.id, "cannot be parsed", 2)
@@ -56,7 +56,7 @@ def test_a_letter_holds_the_error_of_the_last_attempt(db, connection):
         with pytest.raises(ValueError, match="row"), ConsumerTransaction(FEED, db) as consumer:
             consumer.claim(1)
             raise ValueError(f"row {n} is no JSON")
-    by_hand.skip_batch(connection, connection, FEED, "why")
+    manual_operations.skip_batch(connection, connection, FEED, "why")
     assert only(connection).error == "ValueError: row 2 is no JSON"
 
 
@@ -69,7 +69,7 @@ def test_an_error_of_an_attempt_before_is_kept_where_the_last_one_was_killed_or_
     with pytest.raises(end), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
         raise end
-    by_hand.skip_batch(connection, connection, FEED, "why")
+    manual_operations.skip_batch(connection, connection, FEED, "why")
     assert only(connection).error == "ValueError: first"
 
 
@@ -81,7 +81,7 @@ def test_an_error_does_not_outlive_its_batch(db, connection):
     with pytest.raises(KeyboardInterrupt), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
         raise KeyboardInterrupt
-    by_hand.skip_batch(connection, connection, FEED, "why")
+    manual_operations.skip_batch(connection, connection, FEED, "why")
     assert only(connection).error is None
 
 
@@ -91,14 +91,14 @@ def test_a_failure_in_the_ack_is_noted_too(db, connection):
         consumer.claim(1)
         consumer.ack()
         raise ValueError("late")
-    by_hand.skip_batch(connection, connection, FEED, "why")
+    manual_operations.skip_batch(connection, connection, FEED, "why")
     assert only(connection).error == "ValueError: late"
 
 
 def test_a_batch_of_many_changes_is_one_small_letter(db, connection):
     commits(connection, 50_000)
     claim_and_fail(db, limit=100_000)
-    by_hand.skip_batch(connection, connection, FEED, "why")
+    manual_operations.skip_batch(connection, connection, FEED, "why")
     size = connection.execute("select pg_column_size(content), changes from pgchange.letter").fetchall()
     assert size[0][1] == 50_000
     assert size[0][0] < 2000
@@ -107,7 +107,7 @@ def test_a_batch_of_many_changes_is_one_small_letter(db, connection):
 def test_a_letter_sent_again_is_the_same_batch_with_the_same_changes(db, connection):
     ids = commits(connection, 3)
     batch = claim_and_fail(db)
-    by_hand.skip_batch(connection, connection, FEED, "why")
+    manual_operations.skip_batch(connection, connection, FEED, "why")
     later = commits(connection, 2)
     assert drain(db) == later
     dead_letters.redrive(connection, ids=[only(connection).id])
@@ -141,7 +141,7 @@ def test_a_part_of_a_transaction_can_be_given_up_and_sent_again(db, connection, 
     ids = commits(connection, 5)
     assert claimed(db, limit=1)[1] == ids[:1]
     claim_and_fail(db, limit=limit)
-    by_hand.skip_batch(connection, connection, FEED, "why")
+    manual_operations.skip_batch(connection, connection, FEED, "why")
     dead_letters.redrive(connection, ids=[only(connection).id])
     assert claimed(db, limit=1)[1] == ids[1 : 1 + limit]
     assert drain(db, limit=1) == ids[1 + limit :]
@@ -187,7 +187,7 @@ def test_a_letter_that_fails_again_is_the_same_letter_with_more_attempts(db, con
     dead_letters.redrive(connection, ids=[letter])
     for _ in range(2):
         claim_and_fail(db)
-    by_hand.skip_batch(connection, connection, FEED, "still not")
+    manual_operations.skip_batch(connection, connection, FEED, "still not")
     found = only(connection)
     assert (found.id, found.attempts, found.reason, found.on_its_way) == (letter, 3, "still not", False)
     assert found.sent_at is not None
@@ -281,9 +281,9 @@ def test_polling_by_hand_gives_a_letter_too(db, connection):
 
 def test_a_point_is_passed_while_a_letter_is_open_as_it_was_when_it_was_given_up(db, connection):
     letter, _ = give_up(connection, db)
-    point = points.point(connection, FEED)
+    point = end_position.point(connection, FEED)
     dead_letters.redrive(connection, ids=[letter])
-    assert points.has_passed(connection, connection, FEED, point)[0]
+    assert end_position.has_passed(connection, connection, FEED, point)[0]
 
 
 def test_results_elsewhere_get_a_letter_from_the_source(db, other_db, connect_to, connection):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.feeds import ConsumerTransaction
 from tests.commits import FEED, Failed, claim_and_fail, commits
 
@@ -12,7 +12,7 @@ from tests.commits import FEED, Failed, claim_and_fail, commits
 def test_a_letter_tells_the_first_of_its_commits_in_their_order(db, connection):
     ids = commits(connection, 120)
     claim_and_fail(db, limit=110)
-    by_hand.skip_batch(connection, connection, FEED, "bad")
+    manual_operations.skip_batch(connection, connection, FEED, "bad")
     (letter,) = dead_letters.letters(connection)
     held = dead_letters.letter_content(connection, letter.id)
     assert [commit["id"] for commit in held["commits"]] == ids[:100]
@@ -25,6 +25,6 @@ def test_a_letter_whose_commits_are_elsewhere_tells_where_they_begin_and_end(db,
     with pytest.raises(Failed), ConsumerTransaction(FEED, db, other_db) as consumer:
         consumer.claim(10)
         raise Failed
-    by_hand.skip_batch(results, source, FEED, "bad")
+    manual_operations.skip_batch(results, source, FEED, "bad")
     (letter,) = dead_letters.letters(results, source)
     assert "commits" not in dead_letters.letter_content(results, letter.id)

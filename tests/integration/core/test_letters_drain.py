@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.errors import BatchGivenUp, InvalidArgument, PgChangeError, Stopped
 from airflow_pgchange.feeds import ConsumerTransaction
 from airflow_pgchange.feeds.draining import Plan, drain
@@ -129,7 +129,7 @@ def test_an_error_that_arrives_after_its_batch_was_acked_is_not_written_on_the_n
     commits(connection)
     assert claim_and_fail(db).attempt == acked.attempt
     ask(connection, FEED.note_failure(acked, "the late error"))
-    by_hand.skip_batch(connection, connection, FEED, "no use")
+    manual_operations.skip_batch(connection, connection, FEED, "no use")
     assert only(connection).error.startswith("tests.commits.Failed")
 
 
@@ -152,7 +152,7 @@ def test_an_error_that_cannot_be_noted_hides_nothing(db, connection, monkeypatch
         consumer.claim(1)
         raise Poison
     monkeypatch.undo()
-    by_hand.skip_batch(connection, connection, FEED, "why")
+    manual_operations.skip_batch(connection, connection, FEED, "why")
     assert only(connection).error is None
 
 

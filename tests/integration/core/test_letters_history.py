@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.errors import HistoryTrimmed, LetterRefused, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
@@ -18,7 +18,7 @@ OTHER = CommitFeed("other", 0)
 
 def trimmed(connection):
     use_up_transactions(connection)
-    return by_hand.trim_commit_queue(connection, "0 s")
+    return manual_operations.trim_commit_queue(connection, "0 s")
 
 
 def test_a_letter_at_rest_holds_back_no_trimming_and_says_that_it_can_no_longer_be_sent(
@@ -49,7 +49,7 @@ def test_trimming_of_other_history_hinders_no_letter(own_database, connect_to):
     connection.execute("select revision.maintain_partitions(1000000, 1)")
     letter, ids = give_up(connection, own_database)
     slow.commit()
-    assert any("trimmed 1 commits" in line for line in by_hand.trim_commit_queue(connection, "0 s"))
+    assert any("trimmed 1 commits" in line for line in manual_operations.trim_commit_queue(connection, "0 s"))
     dead_letters.redrive(connection, ids=[letter])
     assert drain(own_database) == ids
 
@@ -137,7 +137,7 @@ def test_a_letter_that_the_source_lost_with_its_tail_is_void_after_the_repair(db
         "insert into pgchange.claim select (jsonb_populate_record(null::pgchange.claim, %s)).*",
         [Jsonb(mark)],
     )
-    assert by_hand.repair_consumer(connection, source, FEED) == "at least once"
+    assert manual_operations.repair_consumer(connection, source, FEED) == "at least once"
     assert drain(db, other_db) == ids
     with pytest.raises(LetterRefused, match="lost its latest transactions"):
         dead_letters.redrive(connection, source, ids=[lost])
@@ -151,7 +151,7 @@ def test_a_letter_behind_which_its_consumer_was_moved_is_void_as_its_changes_com
     letter, ids = give_up(connection, db)
     if sent:
         dead_letters.redrive(connection, ids=[letter])
-    by_hand.move_consumer(connection, connection, FEED, "beginning")
+    manual_operations.move_consumer(connection, connection, FEED, "beginning")
     assert drain(db) == ids
     with pytest.raises(LetterRefused, match="come by themselves"):
         dead_letters.redrive(connection, ids=[letter])
@@ -162,8 +162,8 @@ def test_a_letter_that_is_void_stays_so_for_the_reason_that_made_it_so(db, other
     connection, source = connect_to(db), connect_to(other_db)
     letter, _ = give_up(connection, db, source=other_db, at=source)
     source.execute("delete from pgchange.claim")
-    by_hand.repair_consumer(connection, source, FEED)
-    by_hand.move_consumer(connection, source, FEED, "beginning")
+    manual_operations.repair_consumer(connection, source, FEED)
+    manual_operations.move_consumer(connection, source, FEED, "beginning")
     with pytest.raises(LetterRefused, match="lost its latest transactions"):
         dead_letters.redrive(connection, source, ids=[letter])
 
@@ -171,7 +171,7 @@ def test_a_letter_that_is_void_stays_so_for_the_reason_that_made_it_so(db, other
 def test_a_move_ahead_leaves_letters_as_they_are(db, connection):
     letter, ids = give_up(connection, db)
     commits(connection)
-    by_hand.move_consumer(connection, connection, FEED, "now")
+    manual_operations.move_consumer(connection, connection, FEED, "now")
     dead_letters.redrive(connection, ids=[letter])
     assert drain(db) == ids
 
@@ -179,7 +179,7 @@ def test_a_move_ahead_leaves_letters_as_they_are(db, connection):
 def test_with_a_consumer_its_letters_are_forgotten(db, connection):
     give_up(connection, db)
     other, _ = give_up(connection, db, n=6, feed=OTHER)
-    by_hand.drop_consumer(connection, connection, FEED)
+    manual_operations.drop_consumer(connection, connection, FEED)
     assert [letter.id for letter in dead_letters.letters(connection)] == [other]
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.errors import (
     BatchNotFinished,
     ConsumerBusy,
@@ -72,7 +72,7 @@ class Run:
             while not self.stopping.wait(0.02):
                 try:
                     if chance.random() < 0.2:
-                        by_hand.skip_batch(results, source, self.feed, "by a person")
+                        manual_operations.skip_batch(results, source, self.feed, "by a person")
                     found = dead_letters.letters(results)
                     if found:
                         dead_letters.redrive(results, source, ids=[chance.choice(found).id])

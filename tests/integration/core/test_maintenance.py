@@ -7,7 +7,7 @@ import re
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import by_hand
+from airflow_pgchange.admin import manual_operations
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TopologyFeed, TubeFeed
 from airflow_pgchange.tubes import work_off
@@ -170,7 +170,7 @@ def test_what_maintenance_advises_can_be_typed_whatever_things_are_called(db, co
     assert """revision.replay_faults('public."it''s"')""" in attention
     assert "tube.clear_faults('joe''s')" in attention
     assert "airflow-pgchange skip 'commits:yearly audit/0'" in attention
-    by_hand.skip_batch(connection, connection, feed, "cannot be parsed")
+    manual_operations.skip_batch(connection, connection, feed, "cannot be parsed")
     attention = "\n".join(maintain(connection).attention)
     assert "letters list --consumer 'commits:yearly audit/0'" in attention
 
@@ -187,7 +187,7 @@ def test_maintenance_names_a_consumer_of_a_topology_whose_batch_fails_and_what_h
         " has failed 3 times: tests.commits.Failed; to give it up: airflow-pgchange skip 'topology:the router'"
         " --reason '...'"
     )
-    by_hand.skip_batch(connection, connection, feed, "cannot be parsed")
+    manual_operations.skip_batch(connection, connection, feed, "cannot be parsed")
     connection.execute("update topology.consumer set source = 'elsewhere'")
     (letter, line) = maintain(connection).attention
     assert letter.startswith("topology:the router: 1 dead letter since ")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_pgchange.feeds.progress import PHASES
+from airflow_pgchange.feeds.attempt_phases import PHASES
 from airflow_pgchange.provider_info import GUIDES
 from tests.pictures.concepts import CONCEPTS
 from tests.readme import ROOT, TUTORIAL, anchors, blocks, in_code, links, statements, table, track_payments

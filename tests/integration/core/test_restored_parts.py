@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange.admin import by_hand, schema, versions
+from airflow_pgchange.admin import manual_operations, schema, versions
 from airflow_pgchange.errors import SchemaVersionMismatch, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed
 from tests import dumps
@@ -93,7 +93,7 @@ def test_commits_that_come_into_an_installed_queue_go_on_exactly_once(db, connec
     connection = restore(*DATA, "--load-via-partition-root")
     for deed in (
         lambda: drained(COMMITS, installed),
-        lambda: by_hand.repair_consumer(connection, connection, COMMITS),
+        lambda: manual_operations.repair_consumer(connection, connection, COMMITS),
     ):
         with pytest.raises(SourceRestored, match="rebase_after_restore"):
             deed()
@@ -109,7 +109,7 @@ def test_a_catalogue_that_comes_into_an_installed_one_is_repaired(db, connect, i
     connection = restore(*DATA)
     with pytest.raises(SourceRestored, match="another database"):
         drained(feed, installed)
-    assert by_hand.repair_consumer(connection, connection, feed) == "exactly once"
+    assert manual_operations.repair_consumer(connection, connection, feed) == "exactly once"
     assert drained(feed, installed) == []
 
 
@@ -140,7 +140,7 @@ def test_progress_beyond_the_transactions_of_the_cluster_is_not_believed(db, con
     commits(connection, 3)
     with pytest.raises(SourceRestored, match="rebase_after_restore"):
         drained(COMMITS, db)
-    by_hand.move_consumer(connection, connection, COMMITS, "beginning")
+    manual_operations.move_consumer(connection, connection, COMMITS, "beginning")
     assert len(drained(COMMITS, db)) == 8
 
 
@@ -150,8 +150,8 @@ def test_a_claim_of_another_place_is_not_adopted(db, connect, installed, restore
     connection = restore(*DATA, "--table=pgchange.claim", "--table=pubsub.watermark")
     assert one(connection, "select revision.is_native()")
     with pytest.raises(SourceRestored, match="rebase_after_restore"):
-        by_hand.repair_consumer(connection, connection, COMMITS)
-    by_hand.drop_consumer(connection, connection, COMMITS)
+        manual_operations.repair_consumer(connection, connection, COMMITS)
+    manual_operations.drop_consumer(connection, connection, COMMITS)
     new = commits(connection, 2)
     assert [change.id for change in drained(COMMITS, installed)] == new
 
@@ -162,8 +162,8 @@ def test_a_claim_beyond_the_log_of_a_catalogue_is_not_adopted(db, connect, insta
     drained(feed, db)
     connection = restore(*DATA, "--table=pgchange.claim", "--table=topology.consumer")
     with pytest.raises(SourceRestored, match="beyond the log.*airflow-pgchange move topology:here"):
-        by_hand.repair_consumer(connection, connection, feed)
-    by_hand.drop_consumer(connection, connection, feed)
+        manual_operations.repair_consumer(connection, connection, feed)
+    manual_operations.drop_consumer(connection, connection, feed)
     connection.execute("select topology.add_replicaset('r', uuid => 'u')")
     assert len(drained(feed, installed)) == 1
 

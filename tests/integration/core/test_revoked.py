@@ -8,7 +8,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin import schema
 from airflow_pgchange.errors import PermissionDenied
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.queries import ask
 
 OWN = ["revision", "pubsub", "tube", "pgmb", "topology"]

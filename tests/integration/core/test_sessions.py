@@ -11,7 +11,7 @@ import pytest
 from psycopg.pq import PGconn
 from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, guarded, sessions
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, sessions, watched_connection
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.sessions import Sessions
@@ -112,7 +112,7 @@ def test_a_session_is_watched_without_a_gap(db: str, monkeypatch: pytest.MonkeyP
     """
     with Sessions() as kept:
         with kept.connect(db) as first:
-            assert isinstance(first, guarded.Connection)
+            assert isinstance(first, watched_connection.Connection)
             line = first.line
             assert line is not None
 
@@ -121,7 +121,7 @@ def test_a_session_is_watched_without_a_gap(db: str, monkeypatch: pytest.MonkeyP
                 line.look()
                 return first.pgconn
 
-            monkeypatch.setattr(guarded, "PGconn", SimpleNamespace(connect_start=closed))
+            monkeypatch.setattr(watched_connection, "PGconn", SimpleNamespace(connect_start=closed))
         assert line.is_open
 
 

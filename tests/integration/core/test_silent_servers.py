@@ -15,10 +15,10 @@ import pytest
 
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.errors import ConnectionLost, ServerUnavailable
-from airflow_pgchange.feeds import ConsumerTransaction, guarded, heartbeat
+from airflow_pgchange.feeds import ConsumerTransaction, heartbeat, watched_connection
 from airflow_pgchange.feeds.connections import begun, kept_open
 from airflow_pgchange.feeds.connections import connect as connect_ours
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from tests.commits import FEED, commits
 from tests.silence import TIMEOUT, ended, impatient, through
 from tests.waiting import until
@@ -243,14 +243,14 @@ def test_a_connection_of_the_callers_own_is_the_callers_again_when_maintenance_e
     with psycopg.connect(impatient(db), autocommit=True) as connection:
         maintain(connection)
         assert vars(connection).get("wait") is None
-        assert list(guarded.ADOPTED) == []
+        assert list(watched_connection.ADOPTED) == []
 
 
 def test_a_notification_that_came_with_a_heartbeat_is_there_when_the_caller_asks(db, connect):
     with psycopg.connect(impatient(db), autocommit=True) as connection:
         connection.execute("listen news")
         with kept_open(connection):
-            line = guarded.ADOPTED[connection]
+            line = watched_connection.ADOPTED[connection]
             connect().execute("notify news")
             heard_at = line.heard_at
             while line.heard_at == heard_at:

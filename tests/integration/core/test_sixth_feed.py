@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.admin import by_hand, consumers
+from airflow_pgchange.admin import consumers, manual_operations
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.errors import InvalidArgument, SourceLostTail, SourceRestored
@@ -230,7 +230,7 @@ def test_results_in_another_database_are_known_to_the_source_and_repaired_from_i
     diary.execute("delete from pgchange.claim")
     with pytest.raises(SourceLostTail), ConsumerTransaction(ANN, other_db, db) as transaction:
         transaction.claim(1)
-    assert by_hand.repair_consumer(results, diary, ANN) == "at least once"
+    assert manual_operations.repair_consumer(results, diary, ANN) == "at least once"
     with ConsumerTransaction(ANN, other_db, db) as transaction:
         assert transaction.claim(10).count == 2
         transaction.ack()

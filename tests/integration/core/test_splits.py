@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import by_hand, consumers, dead_letters
+from airflow_pgchange.admin import consumers, dead_letters, manual_operations
 from airflow_pgchange.errors import BatchGivenUp, ServerUnavailable
 from airflow_pgchange.feeds import (
     CommitFeed,
@@ -420,7 +420,7 @@ def test_a_consumer_that_was_moved_gets_whole_batches_again(db: str, connect: Co
         assert half is not None
         assert half.parts_of == (whole,)
         consumer.ack()
-    by_hand.move_consumer(connection, connection, FEED, "beginning")
+    manual_operations.move_consumer(connection, connection, FEED, "beginning")
     with ConsumerTransaction(FEED, db) as consumer:
         batch = consumer.claim(N)
         assert batch is not None
@@ -443,7 +443,7 @@ def test_parts_come_before_letters_that_were_sent_again_and_before_new_changes(
     connection = connect()
     work = fresh(db=db, connection=connection, max_attempts=1, **ONE_BY_ONE)
     _, first = fail_once(FEED, db)
-    by_hand.skip_batch(connection, connection, FEED, "no use")
+    manual_operations.skip_batch(connection, connection, FEED, "no use")
     WRITE(connection)
     _, second = fail_once(FEED, db)
     with ConsumerTransaction(FEED, db) as consumer:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import by_hand, consumers, schema
+from airflow_pgchange.admin import consumers, manual_operations, schema
 from airflow_pgchange.admin.health import Finding, findings
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, TopologyFeed, TubeFeed
@@ -167,7 +167,7 @@ def test_a_batch_that_fails_is_a_finding_until_it_is_given_up_by_the_call_that_i
     assert (found.kind, found.severity, found.consumer) == ("commit", "error", "commits:test/0")
     assert "has failed 3 times: " in found.told
     assert found.call == "to give it up: airflow-pgchange skip commits:test/0 --reason '...'"
-    by_hand.skip_batch(full, full, FEEDS[0], "no use")
+    manual_operations.skip_batch(full, full, FEEDS[0], "no use")
     (letter,) = findings(full)
     assert (letter.kind, letter.severity, letter.consumer) == ("letters", "warning", "commits:test/0")
 

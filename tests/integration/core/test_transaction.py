@@ -11,7 +11,7 @@ import pytest
 from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange.admin import by_hand, consumers, schema
+from airflow_pgchange.admin import consumers, manual_operations, schema
 from airflow_pgchange.errors import (
     BatchGivenUp,
     BatchIncomplete,
@@ -398,13 +398,13 @@ def test_a_batch_claimed_before_the_consumer_was_moved_cannot_be_acked(db, conne
     connection = connect()
     expected = commits(connection, 2)
     drain(db, limit=1)
-    by_hand.move_consumer(connection, connection, FEED, "beginning")
+    manual_operations.move_consumer(connection, connection, FEED, "beginning")
     batch = claim_and_fail(db)
-    by_hand.move_consumer(connection, connection, FEED, "now")
+    manual_operations.move_consumer(connection, connection, FEED, "now")
     with pytest.raises(errors.Error, match="not where batch") as refused:
         connection.execute(FEED.ack(batch))
     assert refused.value.sqlstate == "PC006"
-    by_hand.move_consumer(connection, connection, FEED, "beginning")
+    manual_operations.move_consumer(connection, connection, FEED, "beginning")
     assert drain(db) == expected
 
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from airflow_pgchange.admin import schema, versions
-from airflow_pgchange.admin.foreign_objects import strangers
+from airflow_pgchange.admin.dependent_objects import strangers
 from airflow_pgchange.errors import InvalidArgument, Refused
 from tests.tubes import make, one
 

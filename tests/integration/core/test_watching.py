@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.admin.watching import hindrance
+from airflow_pgchange.admin.watch_checks import hindrance
 from airflow_pgchange.feeds import CommitFeed, TubeFeed
 from tests.commits import FEED, commits
 

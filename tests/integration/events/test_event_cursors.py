@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.admin import by_hand
+from airflow_pgchange.admin import manual_operations
 from tests.event_keeping import kept, maintain
 from tests.events import (
     FEED,
@@ -112,11 +112,11 @@ def test_a_group_whose_cursor_is_elsewhere_is_not_moved_back_to_where_it_could_n
     assert work(db, source=other_db) == later
     source.execute("select pgmb.maintain_events_table()")
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="they were deleted") as refused:
-        by_hand.move_consumer(results, source, FEED, "beginning")
+        manual_operations.move_consumer(results, source, FEED, "beginning")
     assert work(db, source=other_db) == []
     told = re.search(r"airflow-pgchange move events:g --to '(.*)'$", refused.value.diag.message_hint)
     assert told is not None
-    by_hand.move_consumer(results, source, FEED, told[1])
+    manual_operations.move_consumer(results, source, FEED, told[1])
     assert work(db, source=other_db) == later
 
 
@@ -129,7 +129,7 @@ def test_what_a_group_whose_cursor_is_elsewhere_is_moved_back_to_is_kept_until_i
     assert work(db, source=other_db) == [old]
     later = publish(source, "a")
     assert work(db, source=other_db) == later
-    by_hand.move_consumer(results, source, FEED, "beginning")
+    manual_operations.move_consumer(results, source, FEED, "beginning")
     # By then the old event has passed its retention of an hour, and the later event has not, even if a new half hour
     # begins.
     maintain(source, "50 minutes")
@@ -209,7 +209,7 @@ def test_a_group_whose_cursor_is_elsewhere_is_not_moved_into_the_future(db, othe
     at = Jsonb(one(results, "select pgmb.position('g')"))
     point = Jsonb({"cursor": future, "source": one(source, "select pgmb.here()")})
     assert "future" in str(error(source, "select pgmb.note_move('g', %s, %s)", at, point))
-    by_hand.move_consumer(results, source, FEED, "now")
+    manual_operations.move_consumer(results, source, FEED, "now")
     ids = publish(source, "a")
     assert work(db, source=other_db) == ids
 

@@ -8,7 +8,7 @@ import threading
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import by_hand
+from airflow_pgchange.admin import manual_operations
 from airflow_pgchange.errors import (
     HistoryTrimmed,
     InvalidArgument,
@@ -207,7 +207,7 @@ def test_a_group_that_was_moved_after_a_failure_gets_no_batch_from_before_that(d
     with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(100)
         raise ZeroDivisionError
-    by_hand.move_consumer(connection, connection, FEED, "now")
+    manual_operations.move_consumer(connection, connection, FEED, "now")
     assert work(db) == []
     later = publish(connection, "c")
     assert work(db) == later
@@ -248,7 +248,7 @@ def test_results_that_were_restored_to_before_what_the_log_still_has_are_told_an
     maintain(source, "1 hour")
     with pytest.raises(HistoryTrimmed, match="--to beginning"):
         work(db, source=other_db)
-    by_hand.move_consumer(results, source, FEED, "beginning")
+    manual_operations.move_consumer(results, source, FEED, "beginning")
     assert work(db, source=other_db) == later
 
 
@@ -259,7 +259,7 @@ def test_results_that_were_restored_to_a_time_that_they_were_moved_to_go_on_from
     subscribe(source)
     publish(source, "a")
     work(db, source=other_db)
-    by_hand.move_consumer(results, source, FEED, "now")
+    manual_operations.move_consumer(results, source, FEED, "now")
     before = results.execute("select version, last_read_event_id from pgmb.subscription_groups").fetchone()
     again = publish(source, "b", "c")
     assert work(db, source=other_db, limit=1) + work(db, source=other_db, limit=1) == again

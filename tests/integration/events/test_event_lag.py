@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange.feeds import points
+from airflow_pgchange.feeds import end_position
 from airflow_pgchange.feeds.consumer_state import lag as feed_lag
 from tests.event_keeping import set_aside_and_due
 from tests.events import FEED, TOPICAL, lag, poll_all, publish, publish_at, subscribe, work, work_all
@@ -125,13 +125,13 @@ def test_a_point_is_passed_when_all_that_was_published_before_it_is_done(db, con
     connection = connect()
     subscribe(connection)
     publish(connection, "a")
-    point = points.point(connection, FEED)
+    point = end_position.point(connection, FEED)
     publish(connection, "b")
-    assert not points.has_passed(connection, connection, FEED, point)[0]
+    assert not end_position.has_passed(connection, connection, FEED, point)[0]
     work_all(db, limit=10)
-    passed, goal, _ = points.has_passed(connection, connection, FEED, point)
+    passed, goal, _ = end_position.has_passed(connection, connection, FEED, point)
     assert passed
-    assert points.has_passed(connection, connection, FEED, goal)[0]
+    assert end_position.has_passed(connection, connection, FEED, goal)[0]
 
 
 def test_a_point_is_passed_when_all_that_was_due_before_it_is_done(db, connect):
@@ -141,11 +141,13 @@ def test_a_point_is_passed_when_all_that_was_due_before_it_is_done(db, connect):
     for number in range(30):
         publish_at(connection, "clock_timestamp() + interval '1 second'", number=number)
     until(connection, "select max(event_id) < pgmb.create_event_id(clock_timestamp(), 0) from pgmb.scheduled")
-    passed, goal, _ = points.has_passed(connection, connection, FEED, points.point(connection, FEED))
+    passed, goal, _ = end_position.has_passed(
+        connection, connection, FEED, end_position.point(connection, FEED)
+    )
     done = 0
     while not passed:
         done += len(work(db, limit=10))
-        passed, goal, _ = points.has_passed(connection, connection, FEED, goal)
+        passed, goal, _ = end_position.has_passed(connection, connection, FEED, goal)
     assert done == 30
 
 
@@ -153,13 +155,15 @@ def test_a_point_is_passed_when_what_was_due_before_it_and_set_aside_is_done(db,
     connection = connect()
     subscribe(connection)
     set_aside_and_due(connection, 3)
-    passed, goal, _ = points.has_passed(connection, connection, FEED, points.point(connection, FEED))
+    passed, goal, _ = end_position.has_passed(
+        connection, connection, FEED, end_position.point(connection, FEED)
+    )
     done = 0
     for _ in range(10):
         if passed:
             break
         done += len(work(db, limit=10))
-        passed, goal, _ = points.has_passed(connection, connection, FEED, goal)
+        passed, goal, _ = end_position.has_passed(connection, connection, FEED, goal)
     assert (passed, done) == (True, 3)
 
 
@@ -167,4 +171,4 @@ def test_a_point_is_passed_by_a_group_that_gets_nothing_of_it(connect):
     connection = connect()
     subscribe(connection, "g", "false")
     publish(connection, "a")
-    assert points.has_passed(connection, connection, FEED, points.point(connection, FEED))[0]
+    assert end_position.has_passed(connection, connection, FEED, end_position.point(connection, FEED))[0]

@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from airflow_pgchange.errors import InvalidArgument, NotPublished, PublisherFull
 from airflow_pgchange.events import Event, Publisher, publish, sender
 from airflow_pgchange.events.event import event_id
-from airflow_pgchange.feeds.retrying import succeeds
+from airflow_pgchange.feeds.retries import succeeds
 from tests.publishing import HOUR, POISON, SECONDS, TAKEN, be_impatient, numbers, stored
 
 

@@ -14,7 +14,7 @@ from airflow_pgchange.errors import InvalidArgument, NotPublished
 from airflow_pgchange.events import Event, Publisher, publish, sender
 from airflow_pgchange.events.event import row_of
 from airflow_pgchange.events.publishing import insert_if_absent, with_ids
-from airflow_pgchange.feeds.retrying import succeeds
+from airflow_pgchange.feeds.retries import succeeds
 from tests.publishing import HOUR, POISON, SECONDS, TAKEN, TWICE, be_impatient, numbers, stored, topics
 
 

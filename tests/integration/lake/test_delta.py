@@ -28,13 +28,13 @@ from airflow_pgchange.errors import (
     StagingOutdated,
 )
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import is_of_the_batch
+from airflow_pgchange.feeds.error_translation import is_of_the_batch
 from airflow_pgchange.lake import Delta, delta, write
-from airflow_pgchange.lake.delta import commits, log, store
-from airflow_pgchange.lake.names import Attempt
+from airflow_pgchange.lake.delta import commits, log, object_store
+from airflow_pgchange.lake.file_names import Attempt
 from airflow_pgchange.lake.rows import write_marked
-from airflow_pgchange.lake.staged import StagedFiles
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.lake.staged_files import StagedFiles
+from airflow_pgchange.results.merge_modes import Mode
 from airflow_pgchange.results.staging import TOUCHED, result_of
 from tests.deltas import made, rows
 from tests.lakes import PAYMENTS, payments, set_up
@@ -102,7 +102,7 @@ def test_each_batch_is_in_the_table_once_wherever_an_attempt_fails(lake, db):
     batch = process(4, fails=False)
     process(100, fails=False)
     assert ids(lake) == list(range(1, 11))
-    first = store.opened(lake).history()[1]
+    first = object_store.opened(lake).history()[1]
     assert (first["pgchange.consumer"], first["pgchange.batch"]) == (FEED.name, batch.id)
     assert first["pgchange.attempt"] == "1"
 
@@ -224,7 +224,7 @@ def test_a_write_outside_of_a_transaction_is_refused(lake, db):
         pytest.raises(InvalidArgument, match="transaction"),
     ):
         write(connection, BATCH, lake, FIVE.append_column("note", [["n"] * 5]), evolve=True)
-    assert store.opened(lake).version() == 0
+    assert object_store.opened(lake).version() == 0
     assert not list(Path(lake.location).glob("*.parquet"))
 
 
@@ -370,13 +370,13 @@ def test_a_location_that_has_no_table_or_shows_a_secret_is_named(connection, tmp
 def test_the_settings_of_the_object_store_travel_with_the_place_and_are_not_shown(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", "other")
-    settings = store.options(Delta("s3://lake/payment"))
+    settings = object_store.options(Delta("s3://lake/payment"))
     assert settings["AWS_SECRET_ACCESS_KEY"] == "hidden"
     assert not any(name.startswith("GOOGLE_") for name in settings)
     layout = delta.data_files.Layout(Attempt("b", 1), "s3://lake/payment", settings, PAYMENTS, (), "")
     assert pickle.loads(pickle.dumps(layout)) == layout
     assert "hidden" not in repr(layout)
-    assert store.options(Delta("/data/lake")) == {}
+    assert object_store.options(Delta("/data/lake")) == {}
 
 
 def test_a_store_on_which_two_writers_could_commit_one_version_is_refused(connection, monkeypatch):
@@ -397,13 +397,15 @@ def silent(proxy, call):
 
 @pytest.mark.parametrize("delta_location", ["S3"], indirect=True)
 @pytest.mark.parametrize(
-    ("owner", "step"), [(store, "opened"), (commits, "_is_committed"), (delta.data_files, "written")]
+    ("owner", "step"), [(object_store, "opened"), (commits, "_is_committed"), (delta.data_files, "written")]
 )
 def test_a_store_that_says_nothing_fails_the_task_and_not_the_batch(
     lake, connection, s3_server, monkeypatch, owner, step
 ):
     """Takes seconds without work: the task waits until the store counts as silent."""
-    monkeypatch.setattr(store, "PATIENCE", {"timeout": "0.2s", "max_retries": "1", "retry_timeout": "1s"})
+    monkeypatch.setattr(
+        object_store, "PATIENCE", {"timeout": "0.2s", "max_retries": "1", "retry_timeout": "1s"}
+    )
     with proxy_before(s3_server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
         monkeypatch.setattr(owner, step, silent(proxy, getattr(owner, step)))

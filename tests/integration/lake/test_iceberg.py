@@ -32,11 +32,11 @@ from airflow_pgchange.errors import (
 )
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.lake import Iceberg, iceberg, write
-from airflow_pgchange.lake.iceberg import pointer
+from airflow_pgchange.lake.iceberg import metadata_pointer
 from airflow_pgchange.lake.rows import write_marked
-from airflow_pgchange.lake.staged import StagedFiles
+from airflow_pgchange.lake.staged_files import StagedFiles
 from airflow_pgchange.results.merge import merge
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 from airflow_pgchange.results.staging import TOUCHED, result_of
 from tests.lakes import EACH_STORE, PAYMENTS, TABLE, Lake, payments, set_up
 from tests.staging import BATCH
@@ -374,9 +374,13 @@ def test_the_metadata_files_are_numbered_in_order(lake, connection):
     for _ in range(3):
         written(connection, FIVE)
     table.refresh()
-    assert pointer.version_of(table.metadata_location) == 3
-    assert [pointer.version_of(entry.metadata_file) for entry in table.metadata.metadata_log] == [0, 1, 2]
-    assert pointer.version_of("s3://lake/any.json") == -1
+    assert metadata_pointer.version_of(table.metadata_location) == 3
+    assert [metadata_pointer.version_of(entry.metadata_file) for entry in table.metadata.metadata_log] == [
+        0,
+        1,
+        2,
+    ]
+    assert metadata_pointer.version_of("s3://lake/any.json") == -1
 
 
 NOTED = pa.schema([*PAYMENTS, ("note", pa.string()), ("more", pa.list_(pa.int64()))])

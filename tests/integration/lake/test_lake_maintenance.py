@@ -14,12 +14,12 @@ from pyarrow.fs import FileSelector, LocalFileSystem
 
 from airflow_pgchange.errors import InvalidArgument, Refused, StagingOutdated
 from airflow_pgchange.lake import formats, iceberg, maintain, write
-from airflow_pgchange.lake.iceberg import maintenance, names, pointer
+from airflow_pgchange.lake.file_names import Attempt
+from airflow_pgchange.lake.iceberg import file_names, maintenance, metadata_pointer
 from airflow_pgchange.lake.iceberg.orphans import orphans
-from airflow_pgchange.lake.names import Attempt
 from airflow_pgchange.lake.rows import write_marked
-from airflow_pgchange.lake.staged import LIFE, StagedFiles
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.lake.staged_files import LIFE, StagedFiles
+from airflow_pgchange.results.merge_modes import Mode
 from airflow_pgchange.results.staging import TOUCHED
 from tests.lakes import EACH_STORE, PAYMENTS, TABLE, payments
 from tests.staging import BATCH
@@ -65,13 +65,13 @@ def test_every_file_that_is_written_says_which_attempt_has_written_it(lake, conn
         write(connection, batch, TABLE, FIVE)
         iceberg.commit(connection, batch, staged(connection, batch))
     new = files() - before
-    ours = {path: names.attempt_of(path, table.metadata) for path in new}
-    metadata = {path for path in new if names.is_metadata(Path(path).name, table.metadata)}
+    ours = {path: file_names.attempt_of(path, table.metadata) for path in new}
+    metadata = {path for path in new if file_names.is_metadata(Path(path).name, table.metadata)}
     assert {ours[path] for path in new - metadata} == {Attempt("0a-b-c", 12)}
     assert sorted(Path(path).suffix for path in new) == [".avro"] * 5 + [".json"] * 2 + [".parquet"] * 4
     assert len(metadata) == 2
     assert not any(
-        names.attempt_of(path, table.metadata) or names.is_metadata(Path(path).name, table.metadata)
+        file_names.attempt_of(path, table.metadata) or file_names.is_metadata(Path(path).name, table.metadata)
         for path in before
     )
 
@@ -145,7 +145,7 @@ def test_files_of_other_tables_in_the_same_folder_stay(lake, connection, files):
     lake.catalog.drop_table(TABLE.table)
     staged_before = files()
     lake.table(properties={"write.data.path": (lake.folder / "all").as_uri()})
-    other = names.FileId(Attempt("another", 1), table.metadata)
+    other = file_names.FileId(Attempt("another", 1), table.metadata)
     (lake.folder / "all").mkdir(exist_ok=True)
     (lake.folder / "all" / f"00000-0-{other}.parquet").touch()
     committed(connection)
@@ -170,10 +170,10 @@ def test_nothing_is_removed_where_another_catalog_commits_to_the_table(lake, con
 def test_a_file_that_another_maintenance_has_removed_is_no_error(lake, connection):
     lake.table()
     staged(connection, BATCH)
-    found = list(orphans(pointer.opened(connection, TABLE), NOW))
+    found = list(orphans(metadata_pointer.opened(connection, TABLE), NOW))
     for orphan in (*found, *found):
         orphan.remove()
-    assert (len(found), list(orphans(pointer.opened(connection, TABLE), NOW))) == (2, [])
+    assert (len(found), list(orphans(metadata_pointer.opened(connection, TABLE), NOW))) == (2, [])
 
 
 def snapshots(table):

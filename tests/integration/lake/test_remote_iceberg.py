@@ -26,10 +26,10 @@ from airflow_pgchange.errors import (
 )
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.lake import Iceberg, RemoteIceberg, formats, write
-from airflow_pgchange.lake.iceberg import history, maintenance, remote
-from airflow_pgchange.lake.staged import Files, StagedFiles
+from airflow_pgchange.lake.iceberg import history, maintenance, remote_catalog
+from airflow_pgchange.lake.staged_files import Files, StagedFiles
 from airflow_pgchange.results.merge import merge
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 from airflow_pgchange.results.staging import Staged, result_of
 from tests.lakes import HAS_SQL_CATALOG, PAYMENTS, Lake, payments, set_up
 from tests.rest_catalog import RETRIED, Fault, RestCatalog
@@ -65,7 +65,7 @@ class Remote:
 
 @pytest.fixture
 def table(rest, monkeypatch):
-    monkeypatch.setattr(remote, "PAUSES", (0, 0, 0, 0))
+    monkeypatch.setattr(remote_catalog, "PAUSES", (0, 0, 0, 0))
     rest.catalog.create_table(TABLE.table, PAYMENTS)
     return Remote(rest.catalog, rest)
 
@@ -168,7 +168,7 @@ def test_an_attempt_on_a_batch_that_was_split_meanwhile_adds_nothing(table, conn
 
 @pytest.mark.parametrize("fault", RETRIED, ids=lambda fault: fault.name)
 def test_an_unknown_outcome_is_not_guessed(table, connection, fault, monkeypatch):
-    monkeypatch.setattr(remote, "PATIENCE", 1 if fault is Fault.SILENT else 60)
+    monkeypatch.setattr(remote_catalog, "PATIENCE", 1 if fault is Fault.SILENT else 60)
     table.rest.faults = [fault]
     written(connection, ONE)
     assert table.rest.fired == [fault]
@@ -176,9 +176,11 @@ def test_an_unknown_outcome_is_not_guessed(table, connection, fault, monkeypatch
 
 
 def no_requirement(monkeypatch):
-    commit = remote.OneTry.commit_table
+    commit = remote_catalog.OneTry.commit_table
     monkeypatch.setattr(
-        remote.OneTry, "commit_table", lambda self, table, _, updates: commit(self, table, (), updates)
+        remote_catalog.OneTry,
+        "commit_table",
+        lambda self, table, _, updates: commit(self, table, (), updates),
     )
 
 
@@ -191,7 +193,7 @@ def no_second_look(monkeypatch):
         looked.add(write.batch.attempt)
         return history.has(table, write)
 
-    monkeypatch.setattr(remote, "has", has)
+    monkeypatch.setattr(remote_catalog, "has", has)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +329,7 @@ def test_a_catalog_or_a_table_that_is_not_there_is_named(rest, connection, lake,
 
 
 def test_a_catalog_that_accepts_and_never_answers_is_not_waited_for(rest, connection, monkeypatch):
-    monkeypatch.setattr(remote, "PATIENCE", 0.2)
+    monkeypatch.setattr(remote_catalog, "PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("PYICEBERG_CATALOG__REST__URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ServerUnavailable, match=r"has not answered: NoAnswer: no answer for 0\.2 s"):
@@ -410,7 +412,7 @@ def test_a_table_of_the_first_format_version_is_refused(rest, connection):
 
 
 def test_a_catalog_commits_only_after_postgresql_has_taken_the_other_results_of_the_batch(table, connection):
-    place = remote.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
+    place = remote_catalog.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
     files = StagedFiles(TABLE, (), Mode.APPEND, BATCH.id, BATCH.attempt).of(place.write(ONE.to_batches()))
     other = Staged("public.no", ("id",), Mode.REPLACE, "no", (("id", "bigint"),), (), BATCH.id, BATCH.attempt)
     with pytest.raises(MergeRefused, match=r"public\.no"), connection.transaction():
@@ -419,12 +421,12 @@ def test_a_catalog_commits_only_after_postgresql_has_taken_the_other_results_of_
 
 
 def test_files_of_an_earlier_shape_of_the_table_are_not_committed(table, connection):
-    place = remote.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
+    place = remote_catalog.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
     files = StagedFiles(TABLE, (), Mode.APPEND, BATCH.id, BATCH.attempt).of(place.write(ONE.to_batches()))
     with table.catalog.load_table(TABLE.table).update_schema(allow_incompatible_changes=True) as schema:
         schema.delete_column("cents")
     with pytest.raises(StagingOutdated, match="were changed while the rows were written"):
-        remote.commit(connection, BATCH, files)
+        remote_catalog.commit(connection, BATCH, files)
     assert table.rows() == []
 
 
@@ -437,7 +439,7 @@ def test_the_manifest_keeps_the_kind_of_the_catalog():
 def test_maintenance_is_the_same_with_another_catalog(table, connection):
     for number in (1, 2):
         written(connection, payments((number, "a", 1)), replace(BATCH, id=f"b{number}"))
-    remote.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND).write(ONE.to_batches())
+    remote_catalog.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND).write(ONE.to_batches())
     assert maintenance.expire(connection, TABLE, timedelta()) == 1
     left = maintenance.remove_orphans(connection, TABLE, timedelta())
     assert {each.batch: each.files for each in left} == {BATCH.id: 1, "b1": 1}

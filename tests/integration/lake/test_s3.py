@@ -12,10 +12,10 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from airflow_pgchange.errors import ServerUnavailable
 from airflow_pgchange.lake import iceberg, write
-from airflow_pgchange.lake.iceberg import pointer
-from airflow_pgchange.lake.staged import StagedFiles
-from airflow_pgchange.results.modes import Mode
-from airflow_pgchange.spark.blame import is_of_the_content
+from airflow_pgchange.lake.iceberg import metadata_pointer
+from airflow_pgchange.lake.staged_files import StagedFiles
+from airflow_pgchange.results.merge_modes import Mode
+from airflow_pgchange.spark.poison_batch import is_of_the_content
 from tests import s3
 from tests.lakes import PAYMENTS, TABLE, payments
 from tests.proxy import proxy_before
@@ -39,7 +39,7 @@ def written(connection):
 
 
 def test_files_are_reached_by_pyarrow_without_further_packages(place, connection):
-    assert isinstance(pointer.opened(connection, TABLE).io, PyArrowFileIO)
+    assert isinstance(metadata_pointer.opened(connection, TABLE).io, PyArrowFileIO)
 
 
 @pytest.mark.parametrize("patience", [{}, {"s3.request-timeout": "1"}], ids=["default", "1 s"])

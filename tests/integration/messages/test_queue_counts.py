@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.admin import by_hand
+from airflow_pgchange.admin import manual_operations
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from tests import queues
 
@@ -65,7 +65,7 @@ def test_a_batch_that_was_given_up_is_among_the_dead(db, q):
         transaction.claim(2)
         raise ZeroDivisionError
     assert told(q, "ready", "in_work", "dead") == [(5, 0, 0)]
-    by_hand.skip_batch(q, q, FEED, "no use")
+    manual_operations.skip_batch(q, q, FEED, "no use")
     assert told(q, "ready", "in_work", "dead") == [(3, 0, 2)]
 
 

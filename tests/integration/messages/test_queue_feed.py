@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.errors import InvalidArgument, StaleClaim, UnknownConsumer
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
@@ -472,6 +472,6 @@ def test_a_letter_of_a_part_is_without_the_messages_that_others_took(db, connect
         assert consumer.claim(10, 1, split=True).count == 2
         raise ZeroDivisionError("poison")
     assert queues.take(connection, iids[0]) == "0"
-    by_hand.skip_batch(connection, connection, FEED, "no use")
+    manual_operations.skip_batch(connection, connection, FEED, "no use")
     assert [letter.changes for letter in dead_letters.letters(connection)] == [1]
     assert work(db) == ["2", "3"]

@@ -16,7 +16,7 @@ from airflow_pgchange.errors import Refused
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan
 from airflow_pgchange.feeds.draining import drain as drain_plan
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from tests import queues
 from tests.queues import one, post
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed, points
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed, end_position
 from airflow_pgchange.feeds.consumer_state import lag as feed_lag
 from tests import queues
 
@@ -73,14 +73,14 @@ def test_what_is_ready_is_counted_up_to_a_number(connection, upto):
 
 def test_a_point_is_passed_when_all_before_it_is_received(db, connection):
     queues.fill(connection, range(3))
-    goal = points.point(connection, FEED)
+    goal = end_position.point(connection, FEED)
     queues.fill(connection, [3])
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(2)
         consumer.ack()
-    assert not points.has_passed(connection, connection, FEED, goal)[0]
+    assert not end_position.has_passed(connection, connection, FEED, goal)[0]
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
-        assert not points.has_passed(connection, connection, FEED, goal)[0]
+        assert not end_position.has_passed(connection, connection, FEED, goal)[0]
         consumer.ack()
-    assert points.has_passed(connection, connection, FEED, goal)[0]
+    assert end_position.has_passed(connection, connection, FEED, goal)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_pgchange.errors import PermissionDenied
-from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.attached_tables import Attached
 
 
 def test_a_copy_is_taken_for_one_where_keeper_and_writer_may_write_it_and_nobody_else_owns_it(connect, role):

@@ -10,9 +10,9 @@ import pytest
 
 from airflow_pgchange.errors import ConsumerBusy, MergeRefused, PermissionDenied
 from airflow_pgchange.feeds.connections import connect as feed_connect
-from airflow_pgchange.results import evolving
-from airflow_pgchange.results.compared import SourceColumn, columns_of_frame, columns_of_table
-from airflow_pgchange.results.evolving import Source, evolve
+from airflow_pgchange.results import schema_evolution
+from airflow_pgchange.results.column_comparison import SourceColumn, columns_of_frame, columns_of_table
+from airflow_pgchange.results.schema_evolution import Source, evolve
 from tests.waiting import until, waits
 
 COLUMNS = (
@@ -255,7 +255,7 @@ def test_workers_that_evolve_at_once_do_it_once_and_never_back(results, shared_d
 
 
 def test_a_table_that_is_in_use_is_not_waited_for(results, shared_db, monkeypatch):
-    monkeypatch.setattr(evolving, "LOCK_TIMEOUT", "5ms")
+    monkeypatch.setattr(schema_evolution, "LOCK_TIMEOUT", "5ms")
     results.execute("create table public.t (id bigint, x int); create table copies.t (id bigint)")
     with psycopg.connect(shared_db) as reader:
         reader.execute("select from copies.t")

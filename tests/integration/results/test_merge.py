@@ -17,7 +17,7 @@ from airflow_pgchange.errors import (
 )
 from airflow_pgchange.feeds.connections import connect as feed_connect
 from airflow_pgchange.results.merge import Staged, merge, read_manifest, write_manifest
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 from airflow_pgchange.results.staging import create
 from tests.staging import BATCH, PLACES, rows_of, stage
 from tests.waiting import until, waits

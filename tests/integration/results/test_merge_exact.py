@@ -7,7 +7,7 @@ import pytest
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds.connections import connect as feed_connect
 from airflow_pgchange.results.merge import merge, validate
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 from tests.staging import BATCH, rows_of, stage
 
 TENS = {

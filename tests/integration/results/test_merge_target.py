@@ -9,7 +9,7 @@ from psycopg import errors
 
 from airflow_pgchange.errors import MergeRefused, PermissionDenied
 from airflow_pgchange.results.merge import merge, validate
-from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.merge_modes import Mode
 from tests.staging import BATCH, PLACES, rows_of, stage
 
 

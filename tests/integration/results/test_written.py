@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_pgchange.results.written import written
+from airflow_pgchange.results.written_tables import written
 
 Connect = Callable[..., psycopg.Connection[Any]]
 

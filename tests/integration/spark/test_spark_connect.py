@@ -48,7 +48,7 @@ def total(connection):
 
 def test_what_a_server_keeps_for_its_own_time_is_in_its_folder(connect_server, operator):
     told = """
-from airflow_pgchange.spark.entry import batch_job
+from airflow_pgchange.spark.entry_point import batch_job
 with batch_job() as job:
     (row,) = job.spark.sql("select java_method('java.lang.System', 'getProperty', 'java.io.tmpdir') as folder").collect()
     assert row.folder == {folder!r}, row.folder
@@ -93,7 +93,7 @@ def test_the_same_application_adds_batch_after_batch_and_what_each_is_at_is_said
     operator, ledger, monkeypatch
 ):
     """Takes seconds: an application for each of three batches."""
-    monkeypatch.setattr("airflow_pgchange.feeds.progress.EVERY", 0.01)
+    monkeypatch.setattr("airflow_pgchange.feeds.attempt_phases.EVERY", 0.01)
     task = operator(ADD_UP, limit=2, max_batches=None)
     with patch.object(task.log, "info") as info:
         assert run(task)["batches"] == 3
@@ -130,7 +130,7 @@ def test_an_application_that_serves_batches_does_so_in_one_process_and_one_sessi
 
 
 LEFT = """
-from airflow_pgchange.spark.entry import batch_jobs
+from airflow_pgchange.spark.entry_point import batch_jobs
 for job in batch_jobs():
     break
 """
@@ -143,7 +143,7 @@ def test_a_batch_whose_loop_is_left_by_a_break_is_not_processed(operator, ledger
 
 
 WAIT = """
-from airflow_pgchange.spark.entry import batch_job
+from airflow_pgchange.spark.entry_point import batch_job
 with batch_job() as job:
     job.spark.sql("select java_method('java.lang.Thread', 'sleep', 500L) from range(1)").collect()
 """
@@ -151,7 +151,7 @@ with batch_job() as job:
 
 def test_while_spark_runs_it_is_said_how_many_of_its_stages_are_done(operator, monkeypatch):
     """A server reports progress every two seconds, and may report nothing about shorter queries."""
-    monkeypatch.setattr("airflow_pgchange.feeds.progress.EVERY", 0.01)
+    monkeypatch.setattr("airflow_pgchange.feeds.attempt_phases.EVERY", 0.01)
     task = operator(WAIT, conf={"spark.connect.progress.reportInterval": "50ms"})
     with patch.object(task.log, "info") as info:
         assert run(task)["batches"] == 1
@@ -162,7 +162,7 @@ TOLD = """
 import os, sys
 import mine, other
 print(sys.argv[1:], os.environ["COLOUR"], mine.WORD, other.WORD)
-from airflow_pgchange.spark.entry import batch_job
+from airflow_pgchange.spark.entry_point import batch_job
 with batch_job() as job:
     @__import__("pyspark.sql.functions", fromlist=["udf"]).udf
     def word(_):

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange import detached
-from airflow_pgchange.admin import by_hand
+from airflow_pgchange.admin import manual_operations
 from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import BatchNotFinished, InvalidArgument, Leased, StaleClaim
 from airflow_pgchange.feeds import CommitFeed
@@ -56,7 +56,7 @@ def test_an_application_anywhere_processes_a_batch_by_its_handle_and_an_ack_merg
     """Takes seconds if this test starts the worker's Spark session."""
     monkeypatch.setenv("PGCHANGE_RESULTS", db)
     handle = claimed(feed, db)
-    by_hand.end_leases(connection, feed)
+    manual_operations.end_leases(connection, feed)
     with batch_job(str(handle)) as job:
         with pytest.raises(Leased):
             claimed(feed, db)
@@ -76,7 +76,7 @@ def test_what_a_late_application_staged_is_not_merged(
     late = claimed(feed, db)
     with pytest.raises(StaleClaim), batch_job(late, results=db) as job:
         count_seats(job)
-        by_hand.end_leases(connection, feed)
+        manual_operations.end_leases(connection, feed)
         later = claimed(feed, db)
     with pytest.raises(StaleClaim):
         detached.ack(late, db, staged=True)

@@ -17,7 +17,7 @@ from airflow_pgchange.feeds import ConsumerTransaction
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.connections import connect as feed_connect
 from airflow_pgchange.feeds.feed import partitions
-from airflow_pgchange.spark import arrow, table_sink
+from airflow_pgchange.spark import adbc, table_sink
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.types import arrow_schema, describe, spark_schema
 from airflow_pgchange.spark.unsupported_values import Rows
@@ -133,7 +133,7 @@ def test_a_reader_on_a_standby_waits_until_it_can_read_the_batch(own_cluster, co
             resume = threading.Timer(0.5, replica.execute, ["select pg_wal_replay_resume()"])
             resume.start()
             batches = list(
-                arrow.read(standby.conninfo(), batch.lsn, partition, columns, read_schema, rows=PLANE)
+                adbc.read(standby.conninfo(), batch.lsn, partition, columns, read_schema, rows=PLANE)
             )
             resume.join()
             consumer.ack()
@@ -155,7 +155,7 @@ def test_a_query_that_a_standby_cancels_is_read_again(own_cluster, connect_to):
         read = []
         reader = threading.Thread(
             target=lambda: read.extend(
-                arrow.read(standby.conninfo(), None, Partition(query, 1000), columns, read_schema, rows=PLANE)
+                adbc.read(standby.conninfo(), None, Partition(query, 1000), columns, read_schema, rows=PLANE)
             )
         )
         reader.start()
@@ -183,11 +183,11 @@ def test_a_query_that_a_standby_always_cancels_ends_with_advice(monkeypatch):
         raise OSError("canceling statement due to conflict with recovery")
         yield pa.RecordBatch.from_pydict({})
 
-    monkeypatch.setattr(arrow, "_stream", cancelled)
-    monkeypatch.setattr(arrow.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(adbc, "_stream", cancelled)
+    monkeypatch.setattr(adbc.time, "sleep", lambda seconds: None)
     with pytest.raises(BatchIncomplete, match="hot_standby_feedback"):
-        arrow._read_whole("", "select 1")
-    assert len(tried) == arrow.STANDBY_TRIES
+        adbc._read_whole("", "select 1")
+    assert len(tried) == adbc.STANDBY_TRIES
 
 
 def test_a_password_is_not_repeated_in_the_error(own_cluster):

@@ -10,7 +10,7 @@ from airflow_pgchange.admin import schema
 from airflow_pgchange.errors import UnsupportedType
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.batch import Partition
-from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark import adbc
 from airflow_pgchange.spark.types import arrow_schema, describe, spark_schema
 from airflow_pgchange.spark.unsupported_values import Rows
 from tests.conftest import database
@@ -99,7 +99,7 @@ def test_bytes_that_are_no_text_name_the_change_that_a_function_is_not_handed(as
 def read(connection, db, query):
     columns = describe(connection, query)
     shape = arrow_schema(spark_schema(columns))
-    return list(arrow.read(db, None, Partition(query, 1), columns, shape, rows=Rows("odd", ("id",))))
+    return list(adbc.read(db, None, Partition(query, 1), columns, shape, rows=Rows("odd", ("id",))))
 
 
 def test_a_misfit_names_a_column_whatever_its_name(db, connect):

@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from airflow_pgchange.errors import BatchIncomplete, InvalidArgument, PermissionDenied, ServerUnavailable
-from airflow_pgchange.spark import arrow, routing
+from airflow_pgchange.spark import adbc, routing
 from airflow_pgchange.spark.read_options import Rule, Wanted
 from airflow_pgchange.topology.bucket_owners import Cluster
 from tests.given_keys import given, job_of
@@ -125,7 +125,7 @@ class Reads:
 
     def __init__(self, monkeypatch, before=lambda number: None, after=lambda number: None):
         self.begun, self.lost = 0, 0
-        read_whole = arrow.read_whole
+        read_whole = adbc.read_whole
 
         def read(*arguments, **named):
             self.begun += 1
@@ -139,7 +139,7 @@ class Reads:
                 self.lost += 1
                 raise
 
-        monkeypatch.setattr(arrow, "read_whole", read)
+        monkeypatch.setattr(adbc, "read_whole", read)
 
 
 def test_a_primary_that_is_killed_in_the_middle_of_a_read_costs_no_row_and_doubles_none(

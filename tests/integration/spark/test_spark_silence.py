@@ -13,9 +13,9 @@ import pytest
 from airflow_pgchange.errors import ServerUnavailable
 from airflow_pgchange.feeds.watched_socket import Deadlines
 from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
-from airflow_pgchange.spark import arrow, watched
+from airflow_pgchange.spark import adbc, watched_connections
 from airflow_pgchange.spark.unsupported_values import Rows
-from airflow_pgchange.spark.watched import transaction
+from airflow_pgchange.spark.watched_connections import transaction
 from tests.proxy import proxy_before
 from tests.silence import TIMEOUT, ended, impatient, through
 from tests.waiting import until
@@ -52,7 +52,7 @@ def test_a_read_of_a_server_that_falls_silent_ends(db, proxy):
 
 def test_a_write_to_a_server_that_falls_silent_ends(db, proxy, staged):
     def write():
-        arrow.write(through(proxy, db), staged, 1, batches(proxy.fall_silent), rows=ROWS)
+        adbc.write(through(proxy, db), staged, 1, batches(proxy.fall_silent), rows=ROWS)
 
     assert isinstance(ended(write), ServerUnavailable)
 
@@ -97,23 +97,27 @@ def test_a_slow_reader_is_not_given_up(db):
 
 
 def test_a_slow_writer_is_not_given_up(db, connection, staged):
-    assert arrow.write(impatient(db), staged, 1, batches(lambda: time.sleep(LONG)), rows=ROWS) == 2
+    assert adbc.write(impatient(db), staged, 1, batches(lambda: time.sleep(LONG)), rows=ROWS) == 2
     assert connection.execute(f"select count(*) from {SCHEMA}.staged").fetchone() == (2,)
 
 
 def test_a_connection_of_another_thread_is_not_taken_for_one_over_a_unix_socket():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        before = watched._sockets()
+        before = watched_connections._sockets()
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
-            assert watched._line(f"host=/run/postgresql port={port}", Deadlines(60), before) is None
+            assert (
+                watched_connections._line(f"host=/run/postgresql port={port}", Deadlines(60), before) is None
+            )
 
 
 def test_a_connection_that_cannot_be_told_from_others_is_said_to_be_unwatched(caplog):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        before = watched._sockets()
+        before = watched_connections._sockets()
         address = server.getsockname()
         with socket.create_connection(address), socket.create_connection(address):
-            assert watched._line(f"host=127.0.0.1 port={address[1]}", Deadlines(60), before) is None
+            assert (
+                watched_connections._line(f"host=127.0.0.1 port={address[1]}", Deadlines(60), before) is None
+            )
     [said] = caplog.messages
     assert f"port {address[1]} is not watched, because 2 connections were opened" in said

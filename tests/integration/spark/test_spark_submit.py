@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
-from airflow_pgchange.feeds import Batch, CommitFeed, names
+from airflow_pgchange.feeds import Batch, CommitFeed, consumer_names
 from airflow_pgchange.feeds.batch import Slice
 from airflow_pgchange.results.merge import read_manifest
 from airflow_pgchange.spark import package, request, startup, submit
@@ -84,8 +84,8 @@ def test_the_package_imports_without_airflow(tmp_path):
     archive = package.archive(tmp_path)
     code = (
         "import sys; sys.modules['airflow'] = None; "
-        "import airflow_pgchange.spark.entry, airflow_pgchange.spark.source; "
-        "print(airflow_pgchange.spark.entry.__file__)"
+        "import airflow_pgchange.spark.entry_point, airflow_pgchange.spark.source; "
+        "print(airflow_pgchange.spark.entry_point.__file__)"
     )
     assert said_with(archive, code, tmp_path).startswith(str(archive))
 
@@ -167,11 +167,11 @@ def test_executors_import_the_bytecode_of_the_package_or_its_sources_where_their
             out.writestr(
                 name, b"else" + content[4:] if python == "another" and name.endswith(".pyc") else content
             )
-    code = "import airflow_pgchange.feeds.names as names; print(names.__file__, names.__doc__)"
+    code = "import airflow_pgchange.feeds.consumer_names as names; print(names.__file__, names.__doc__)"
     told = said_with(shipped, code, tmp_path)
-    file = "names.pyc" if python == "this" else "names.py"
+    file = "consumer_names.pyc" if python == "this" else "consumer_names.py"
     assert told.startswith(f"{shipped}/airflow_pgchange/feeds/{file} ")
-    assert str(names.__doc__).splitlines()[0] in told
+    assert str(consumer_names.__doc__).splitlines()[0] in told
 
 
 def test_a_package_that_nobody_has_asked_for_in_a_month_goes_when_a_new_one_is_made(tmp_path, monkeypatch):
@@ -296,12 +296,12 @@ print(child.pid, flush=True)
 time.sleep(600)
 """
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
-FOLLOWER = "from airflow_pgchange.spark.parent import follow_parent; follow_parent(); " + SLEEPER
+FOLLOWER = "from airflow_pgchange.spark.parent_process import follow_parent; follow_parent(); " + SLEEPER
 WATCHER = "from airflow_pgchange.spark import parent; parent._LIBC = None; parent.follow_parent(); " + SLEEPER
 
 
 def test_who_follows_its_parent_ends_once_its_own_work_is_done():
-    follow = "from airflow_pgchange.spark.parent import follow_parent; follow_parent()"
+    follow = "from airflow_pgchange.spark.parent_process import follow_parent; follow_parent()"
     assert subprocess.run([sys.executable, "-c", follow], timeout=60, check=False).returncode == 0
 
 

@@ -11,7 +11,7 @@ from pyspark.sql.functions import date_format
 
 from airflow_pgchange.errors import UnsupportedType
 from airflow_pgchange.feeds.reading import Partition
-from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark import adbc
 from airflow_pgchange.spark.types import PINNED, arrow_schema, describe, spark_schema
 from airflow_pgchange.spark.unsupported_values import Rows
 from tests.every_type import differences, fill, make_tables
@@ -166,6 +166,6 @@ def read(db, connection, query, count):
     schema = arrow_schema(spark_schema(columns))
     return [
         row
-        for batch in arrow.read(db, None, Partition(query, count), columns, schema, rows=Rows("odd", ("id",)))
+        for batch in adbc.read(db, None, Partition(query, count), columns, schema, rows=Rows("odd", ("id",)))
         for row in batch.to_pylist()
     ]

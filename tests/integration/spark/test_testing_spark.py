@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused, UnsupportedType
 from airflow_pgchange.feeds import CommitFeed, EventFeed, QueueFeed, TubeFeed
-from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.attached_tables import Attached
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.testing import run_spark_once
 from tests.airflow_home import uri

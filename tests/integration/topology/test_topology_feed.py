@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import by_hand
+from airflow_pgchange.admin import manual_operations
 from airflow_pgchange.errors import HistoryTrimmed, InvalidArgument
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.connections import connect as connect_ours
@@ -142,6 +142,6 @@ def test_the_beginning_of_a_trimmed_log_is_what_is_left_of_it(db, catalogue):
 
 def test_trimming_keeps_what_a_consumer_elsewhere_was_moved_back_to(db, other_db, catalogue, connect_to):
     changes = work(other_db, source=db)
-    by_hand.move_consumer(connect_to(other_db), catalogue, FEED, "beginning")
+    manual_operations.move_consumer(connect_to(other_db), catalogue, FEED, "beginning")
     assert catalogue.execute("select topology.trim_log('0')").fetchone() == (None,)
     assert work(other_db, source=db) == changes != []

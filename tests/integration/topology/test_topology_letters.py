@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.errors import HistoryTrimmed, StaleClaim
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.consumer_state import lag
@@ -124,6 +124,6 @@ def test_a_person_may_give_up_what_is_in_work(db, catalogue):
     with pytest.raises(RuntimeError), ConsumerTransaction(FEED, db) as consumer:
         batch = consumer.claim(1000)
         raise RuntimeError
-    assert by_hand.skip_batch(catalogue, catalogue, FEED, "poison") == str(batch.id)
+    assert manual_operations.skip_batch(catalogue, catalogue, FEED, "poison") == str(batch.id)
     assert work(db) == []
     assert dead_letters.letters(catalogue)[0].reason == "poison"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import by_hand, consumers, dead_letters
+from airflow_pgchange.admin import consumers, dead_letters, manual_operations
 from airflow_pgchange.errors import PermissionDenied
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.consumer_state import lag
@@ -95,8 +95,8 @@ def test_a_consumer_does_not_move_trim_or_send_again(granted, connect_to):
     conninfo = granted("consumer")
     connection, letter = connect_to(conninfo), give_up(conninfo)
     for does in (
-        lambda: by_hand.move_consumer(connection, connection, FEED, "beginning"),
-        lambda: by_hand.drop_consumer(connection, connection, FEED),
+        lambda: manual_operations.move_consumer(connection, connection, FEED, "beginning"),
+        lambda: manual_operations.drop_consumer(connection, connection, FEED),
         lambda: dead_letters.redrive(connection, ids=[letter]),
     ):
         with pytest.raises(PermissionDenied):
@@ -112,8 +112,8 @@ def test_a_keeper_looks_sends_again_trims_moves_and_drops(granted, connect_to, c
     assert dead_letters.redrive(connection, ids=[letter]) == [letter]
     events = work(conninfo)
     assert len(events) == catalogue.execute("select count(*) from topology.log").fetchone()[0]
-    by_hand.move_consumer(connection, connection, FEED, "beginning")
+    manual_operations.move_consumer(connection, connection, FEED, "beginning")
     assert work(conninfo) == events
     assert "trimmed" in connection.execute("select topology.trim_log('0 s')").fetchone()[0]
-    by_hand.drop_consumer(connection, connection, FEED)
+    manual_operations.drop_consumer(connection, connection, FEED)
     assert consumers.status(connection) == []

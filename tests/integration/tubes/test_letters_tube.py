@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from tests.letters import only
 from tests.tubes import attach, claim, detach, drain, make, one, pods, touched
@@ -42,7 +42,7 @@ def test_a_letter_of_a_tube_tells_what_was_given_up(db, item):
     with pytest.raises(ValueError, match="row"), ConsumerTransaction(FEED, db) as consumer:
         batch = consumer.claim(10)
         raise ValueError("row 1 is too long")
-    assert by_hand.skip_batch(item, item, FEED, "cannot be parsed") == batch.id
+    assert manual_operations.skip_batch(item, item, FEED, "cannot be parsed") == batch.id
     letter = only(item)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == ("tube", "tube:q/0", 2, 1)
     assert (str(letter.batch_id), letter.error) == (batch.id, "ValueError: row 1 is too long")
@@ -144,7 +144,7 @@ def test_a_failure_behind_the_ack_is_noted_too(db, item):
         consumer.claim(10)
         consumer.ack()
         raise ValueError("late")
-    by_hand.skip_batch(item, item, FEED, "why")
+    manual_operations.skip_batch(item, item, FEED, "why")
     assert only(item).error == "ValueError: late"
 
 

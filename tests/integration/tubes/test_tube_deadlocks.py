@@ -12,7 +12,7 @@ from psycopg import errors, sql
 
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds.connections import connect as connect_ours
-from airflow_pgchange.feeds.retrying import DEADLOCK_TRIES, past_deadlocks
+from airflow_pgchange.feeds.retries import DEADLOCK_TRIES, past_deadlocks
 from tests.tubes import begin, chunk, touched
 from tests.waiting import until, waits
 

@@ -8,7 +8,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.errors import BatchGivenUp, InvalidArgument, StaleClaim, UnknownConsumer
-from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, points
+from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, end_position
 from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, shards, to_json, to_uri
 from tests.batches import taken
@@ -211,11 +211,11 @@ def test_the_lag_is_what_a_claim_would_give(db, item):
 
 def test_a_point_is_passed_when_all_that_was_touched_before_it_is_done(db, item):
     item.execute("insert into item values (1)")
-    point = points.point(item, FEED)
+    point = end_position.point(item, FEED)
     item.execute("insert into item values (2)")
-    assert not points.has_passed(item, item, FEED, point)[0]
+    assert not end_position.has_passed(item, item, FEED, point)[0]
     assert work(db, limit=1) == [1]
-    assert points.has_passed(item, item, FEED, point)[0]
+    assert end_position.has_passed(item, item, FEED, point)[0]
 
 
 def test_a_batch_is_read_shard_by_shard(db, connect):

@@ -8,7 +8,7 @@ import pytest
 from airflow_pgchange import tubes
 from airflow_pgchange.admin import consumers, schema
 from airflow_pgchange.errors import PermissionDenied, Refused, SchemaMissing
-from airflow_pgchange.feeds.errors import from_postgres
+from airflow_pgchange.feeds.error_translation import from_postgres
 from tests.tubes import attach, make, one, touch, touched
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.errors import Refused, StaleClaim
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.tubes import TableDownstream, recompute, work_off
 from tests.tubes import ack, attach, changes, claim, controls, drain, faults, make, one, take, touched
 
@@ -166,7 +166,7 @@ def test_a_dead_letter_is_sent_again_and_a_key_erased_from_it(keyed, shape, db):
     with pytest.raises(ValueError, match="bad"), ConsumerTransaction(TubeFeed(tube), db) as consumer:
         consumer.claim(10)
         raise ValueError("bad")
-    by_hand.skip_batch(connection, connection, TubeFeed(tube), "bad")
+    manual_operations.skip_batch(connection, connection, TubeFeed(tube), "bad")
     assert touched(connection, tube) == []
     (letter,) = dead_letters.letters(connection)
     as_written = shape.id.format(2).strip("{}") if len(shape.types) > 1 else shape.id.format(2)
