@@ -6,13 +6,15 @@ An example in Python is the file of a DAG, whose tasks run before the reader loo
 from __future__ import annotations
 
 import functools
+import json
 import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, NoneType
 from typing import Any
 from unittest.mock import patch
 
@@ -30,6 +32,8 @@ CHANGING = re.compile(
 )
 """Parts of the output that differ from run to run: ids, times, ages and durations."""
 RULE = re.compile(r"[-+= ]*|\(\d+ rows?\)")
+BY_TIME = (NoneType, str, timedelta)
+"""Schedules of DAGs that run by hand or by the clock."""
 ROUNDS = 10
 """The maximum number of runs of each DAG until nothing is ready."""
 
@@ -62,11 +66,12 @@ def dags(file: Path) -> Sequence[DAG]:
     """Return the DAGs that a file creates by decorated functions."""
     names: dict[str, Any] = {"__name__": "page"}
     exec(file.read_text(), names)
-    return [
+    by_functions = [
         made()
         for made in names.values()
         if isinstance(made, FunctionType) and made.__module__ == "page" and hasattr(made, "__wrapped__")
     ]
+    return [*by_functions, *(made for made in names.values() if isinstance(made, DAG))]
 
 
 class Reader:
@@ -111,8 +116,8 @@ class Reader:
         return example.startswith("select") or " status " in example
 
     def wait(self) -> None:
-        """Run the DAGs that have a schedule, until nothing is left or they have failed as often as ``attempts`` says."""
-        made = [dag for file in self.files for dag in dags(file) if dag.schedule is not None]
+        """Run the DAGs on assets, until nothing is left or they have failed as often as ``attempts`` says."""
+        made = [dag for file in self.files for dag in dags(file) if not isinstance(dag.schedule, BY_TIME)]
         failures = 0
         for _ in range(ROUNDS if made else 0):
             try:
@@ -128,13 +133,26 @@ class Reader:
                 return
             time.sleep(0.02)
 
+    def trigger(self, dag_id: str, form: dict[str, Any]) -> None:
+        """Run the tasks of a DAG by hand. A list that its first task returns maps the second task."""
+        (dag,) = [dag for file in self.files for dag in dags(file) if dag.dag_id == dag_id]
+        params = {"params": dag.params.dump() | form}
+        first, mapped = dag.topological_sort()
+        for item in first.python_callable(**params):
+            task = mapped.unmap(dict.fromkeys(mapped.expand_input.value, item))
+            task.render_template_fields(params)
+            self._execute(task)
+
     def _run(self, dag: DAG) -> None:
         for task in dag.topological_sort():
-            with patch.object(task.log, "info") as info:
-                try:
-                    task.execute({})
-                finally:
-                    self.logged += [call.args[0] % call.args[1:] for call in info.call_args_list]
+            self._execute(task)
+
+    def _execute(self, task: Any) -> None:
+        with patch.object(task.log, "info") as info:
+            try:
+                task.execute({})
+            finally:
+                self.logged += [call.args[0] % call.args[1:] for call in info.call_args_list]
 
     def _left(self) -> bool:
         """Whether changes are ready, or will be."""
@@ -156,6 +174,8 @@ class Reader:
                 args = get_parser().parse_args(arguments)
                 if arguments[0] == "connections":
                     args.func(args)
+                elif arguments[:2] == ["dags", "trigger"]:
+                    self.trigger(args.dag_id, json.loads(args.conf))
             else:
                 assert program in {"airflow-pgchange", "", *ELSEWHERE}
         return self._printed().replace(f"by {self.database.info.user}", "by shop")
@@ -172,7 +192,7 @@ class Reader:
 
     def _python(self, example: str) -> str:
         """Save a file of DAGs. A file with a DAG of the same name replaces the earlier file."""
-        name = re.findall(r"^def (\w+)\(\):$", example, flags=re.MULTILINE)[-1]
+        name = re.findall(r"^(?:def )?(\w+)(?:\(\):$| = )", example, flags=re.MULTILINE)[-1]
         file = self.folder / f"{name}.py"
         file.write_text(example)
         self.files = [*dict.fromkeys([*self.files, file])]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,25 +28,33 @@ def follow(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Follow:
-    """Follows a page, in a database with our schemas that the connection ``shop`` leads to."""
+    """Follows pages, in a database with our schemas that the connection ``shop`` leads to."""
     take_migrated()
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(db))
     monkeypatch.setenv("AIRFLOW__CORE__DAGS_FOLDER", str(tmp_path))
 
-    def follow(page: str, *replaced: tuple[str, str]) -> Reader:
+    def follow(*pages: str, replaced: Sequence[tuple[str, str]] = ()) -> Reader:
         folder = ("check dags/", f"check {tmp_path}/")
         reader = Reader(connect(), tmp_path, lambda: capsys.readouterr().out, [folder, *replaced])
         reader.attempts = 3
-        reader.follow((HOW_TO / f"{page}.md").read_text())
+        for page in pages:
+            reader.follow((HOW_TO / f"{page}.md").read_text())
         return reader
 
     return follow
 
 
-@pytest.mark.parametrize("page", ["copy", "report", "totals", "workers"])
+@pytest.mark.parametrize("page", ["copy", "report", "totals", "workers", "retention"])
 def test_a_recipe_shows_what_its_reader_sees(page: str, follow: Follow) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
     assert follow(page).failures == []
+
+
+def test_the_form_of_the_page_fills_the_copy(follow: Follow) -> None:
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
+    reader = follow("copy", "backfill")
+    (line,) = re.findall(r"`(backfill \d+ of .*?)`", (HOW_TO / "backfill.md").read_text(), flags=re.DOTALL)
+    assert " ".join(line.split()) in reader.logged
 
 
 def test_a_person_chooses_where_a_new_consumer_starts(follow: Follow) -> None:
@@ -55,6 +64,12 @@ def test_a_person_chooses_where_a_new_consumer_starts(follow: Follow) -> None:
     (task,) = by_hand.tasks
     task.render_template_fields({"params": {"start": "beginning"}})
     assert run(task)["changes"] == 4
+
+
+@pytest.mark.hstore
+def test_uninstalling_removes_what_the_page_lists(follow: Follow) -> None:
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
+    follow("uninstall")
 
 
 @pytest.mark.hstore
@@ -74,7 +89,7 @@ def test_the_service_of_the_page_gets_each_order(follow: Follow) -> None:
 
     with receiving(answer) as (port, requests):
         shown, here = "https://crm.example.com/", f"http://127.0.0.1:{port}/"
-        follow("call", (shown, here), ("(10, 60)", "(0.01, 0.01)"))
+        follow("call", replaced=[(shown, here), ("(10, 60)", "(0.01, 0.01)")])
     assert sorted(tried) == ["ann", "bob", "eve", "eve", "eve", "eve"]
     keys = {request.headers["idempotency-key"] for request in requests}
     assert len(keys) == 3
