@@ -1,11 +1,13 @@
 -- The partitions of the queue. They are created ahead, as many as the rate of the cluster's transactions requires.
 --
--- The default partition stays, so that no write fails. When a partition is attached, PostgreSQL reads the whole default
--- partition, and its writers wait meanwhile. So only a default partition of up to 16 MB is read in this way. A larger default
--- partition is emptied first. Its rows move to partitions of their own, which end below the oldest open transaction, so that no
--- session writes there. Two transactions move a range of ids. The first adds a constraint that keeps new rows of this range out.
--- The second moves the rows, checks the constraint while writers go on, and attaches the partition under locks that are held for
--- a moment.
+-- The default partition stays, so that no write fails, and maintenance empties it. Its rows move to partitions of their own, which
+-- end below the oldest open transaction, so that no session writes there. Two transactions move a range of ids. The first adds a
+-- constraint that keeps new rows of this range out. The second moves the rows, checks the constraint while writers go on, and
+-- attaches the partition under locks that are held for a moment.
+--
+-- When a partition of the future is attached, PostgreSQL reads the whole default partition, and its writers wait meanwhile. So a
+-- default partition of up to 16 MB is read in this way, so that further rows find a partition, and is emptied then. A larger
+-- default partition is emptied first.
 
 create table revision.pace (
     at timestamptz primary key default clock_timestamp(),
@@ -90,7 +92,7 @@ declare
     per_second double precision;
 begin
     if left_ids is null or left_ids <= 0 then
-        return 'new rows go to the default partition, which is trimmed only as a whole';
+        return 'new rows go to the default partition, until maintenance creates partitions';
     end if;
     select p.* into last from revision.pace as p order by p.at desc limit 1;
     -- In the first seconds after a run, the run's own transactions would distort the rate.

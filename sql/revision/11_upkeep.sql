@@ -67,7 +67,7 @@ begin
 end
 $$;
 
--- Take a step that empties a large default partition, and return a line about it.
+-- Take a step that empties the default partition, and return a line about it.
 create function revision.empty_default(width bigint) returns setof text
 language plpgsql
 set lock_timeout = '200ms'
@@ -124,6 +124,9 @@ begin
         bounds := revision.bounds_from(lower, now_at, width, ahead);
         if cardinality(bounds) > 1 then
             return query select * from revision.add_partitions(bounds);
+        elsif (select m.upper > m.lower from revision.next_to_move(width) as m) then
+            return query select * from revision.empty_default(width);
+            return;
         end if;
     exception when lock_not_available or object_in_use or deadlock_detected then
         return next 'postponed partitions: the queue is being written';
@@ -135,7 +138,7 @@ $$;
 comment on function revision.maintain_partitions(bigint, integer) is
     'Keep partitions of the queue ahead of the current transaction ids: the given number of partitions of width ids each. If the '
     'cluster assigns more ids in ten times the time between two runs, more and wider partitions. Returns a line for each change. '
-    'If a line begins with "left", call it again in a transaction of its own. If many rows were written without a partition, they '
-    'first move to partitions, while writers go on. A few emptied partitions are kept.';
+    'If a line begins with "left", call it again in a transaction of its own. Rows that were written without a partition move to one '
+    'while writers go on. A few emptied partitions are kept.';
 
 do $$ begin perform revision.maintain_partitions(); end $$;

@@ -188,6 +188,21 @@ def test_rows_without_a_partition_stay_where_a_consumer_reads_them_and_are_trimm
     assert in_default(queue) == 0
 
 
+def test_a_few_rows_without_a_partition_move_to_one_under_a_batch_of_them(queue, db):
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    expected = [*commits(queue, 3), *commits(queue, 2)]
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(4)
+        steps = [queue.execute("select revision.maintain_partitions(50, 1)").fetchone()[0] for _ in range(3)]
+        assert [step.split()[0] for step in steps] == ["added", "left", "moved"]
+        assert in_default(queue) == 0
+        assert [change.id for change in consumer.changes()] == expected[:4]
+        consumer.ack()
+    assert drain(db) == expected[4:]
+    assert queue.execute("select revision.maintain_partitions(50, 1)").fetchone() is None
+
+
 def test_the_default_partition_is_not_trimmed_while_an_open_transaction_may_write_there(
     queue, db, connect_to
 ):
