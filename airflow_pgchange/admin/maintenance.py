@@ -8,24 +8,16 @@ from functools import partial
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
-from psycopg import sql
 
 from airflow_pgchange.admin import health, manual_operations, versions
+from airflow_pgchange.admin.steps import AGAIN, MANY_STEPS, all_lines, lines_of
 from airflow_pgchange.errors import ConsumerBusy, InvalidArgument, PgChangeError, ServerUnavailable
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds.argument_checks import Bytes, Seconds, span
 from airflow_pgchange.feeds.connections import kept_open
 from airflow_pgchange.feeds.error_translation import translated
-from airflow_pgchange.feeds.queries import ask, call, rows
+from airflow_pgchange.feeds.queries import ask, rows
 from airflow_pgchange.messages import queues
-
-MANY_STEPS = 100
-"""Maximum number of transactions of one step. The rest is left to the next run of maintenance."""
-
-LEFT = "left "
-"""The beginning of a line which reports that the step has work left for another transaction."""
-AGAIN = (LEFT, "kept ", "postponed ")
-"""The beginnings of lines that the next transaction of the same step reports again."""
 
 SHRINKING = 3
 """How often the default partition of the commit queue is vacuumed after its rows have moved."""
@@ -164,41 +156,25 @@ def _steps(
 ) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     """Yield the steps in order, each with its system."""
     yield "revision", partial(_partitioned, connection, width, ahead)
-    yield "revision", partial(_lines, connection, "revision.recapture")
+    yield "revision", partial(lines_of, connection, "revision.recapture")
     yield "pgmb", partial(_dispatched, connection)
     yield "pgmb", partial(_placed, connection)
     # Trim first: it shrinks the default partition, which PostgreSQL scans when the next partition is created.
     yield from _trimming(connection, limits)
     for step in ("make_partitions", "drop_emptied"):
         for table in EVENT_TABLES:
-            yield "pgmb", partial(_all_lines, connection, f"pgmb.{step}", table)
+            yield "pgmb", partial(all_lines, connection, f"pgmb.{step}", table)
     for step in ("expire_subscriptions", "forget_faults", "forget_dropped", "trim_published"):
-        yield "pgmb", partial(_lines, connection, f"pgmb.{step}")
+        yield "pgmb", partial(lines_of, connection, f"pgmb.{step}")
     yield "mbus", partial(queues.look_after, connection)
     yield "mbus", partial(queues.roll_back_overdue, connection)
     if saga_retention is not None:
         yield "mbus", partial(queues.forget_sagas, connection, saga_retention)
     if letter_retention is not None:
         kept_for = span("letter_retention", letter_retention)
-        yield "core", partial(_all_lines, connection, "pgchange.expire_letters", kept_for)
+        yield "core", partial(all_lines, connection, "pgchange.expire_letters", kept_for)
     for step in ("trim_batches", "trim_watchers", "drop_leftovers"):
-        yield "core", partial(_all_lines, connection, f"pgchange.{step}")
-
-
-def _lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:
-    query = sql.SQL("select line::text from {} as line").format(call(function, *arguments))
-    return [line for (line,) in rows(connection, query)]
-
-
-def _all_lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:
-    """Call a function, each time in its own transaction, until it reports no work left. Return its lines."""
-    report: list[str] = []
-    for _ in range(MANY_STEPS):
-        lines = _lines(connection, function, *arguments)
-        report = [line for line in report if not line.startswith(AGAIN)] + lines
-        if not any(line.startswith(LEFT) for line in lines):
-            break
-    return report
+        yield "core", partial(all_lines, connection, f"pgchange.{step}")
 
 
 def _trimming(
@@ -206,7 +182,7 @@ def _trimming(
 ) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     """Yield the steps that trim the history of each feed that keeps some."""
     if any(limit is not None for limit in limits):
-        yield "pubsub", partial(_lines, connection, "pubsub.trim_commit_queue", *limits)
+        yield "pubsub", partial(all_lines, connection, "pubsub.trim_commit_queue", *limits)
         yield "topology", partial(_trimmed_topology, connection, limits)
     for table in EVENT_TABLES:
         yield "pgmb", partial(_trimmed_events, connection, table, limits)
@@ -217,7 +193,7 @@ def _trimmed_events(
 ) -> list[str]:
     """Trim a table of the event log. The age of events is a setting of the log itself."""
     now = ask(connection, "select pg_catalog.now()")
-    return _all_lines(connection, "pgmb.trim_partitions", table, now, *limits[1:])
+    return all_lines(connection, "pgmb.trim_partitions", table, now, *limits[1:])
 
 
 def _trimmed_topology(connection: psycopg.Connection[Any], limits: manual_operations.Limits) -> list[str]:
@@ -225,12 +201,12 @@ def _trimmed_topology(connection: psycopg.Connection[Any], limits: manual_operat
     may = "select pg_catalog.has_function_privilege('topology.trim_log(interval,bigint,bigint)', 'execute')"
     if not ask(connection, may):
         return ["kept the catalogue's log: this role may not trim it, see topology.grant_admin()"]
-    return [line for line in _lines(connection, "topology.trim_log", *limits) if line is not None]
+    return [line for line in lines_of(connection, "topology.trim_log", *limits) if line is not None]
 
 
 def _partitioned(connection: psycopg.Connection[Any], width: int, ahead: int) -> list[str]:
     """Make partitions of the commit queue, and empty its default partition."""
-    lines = _all_lines(connection, "revision.maintain_partitions", width, ahead)
+    lines = all_lines(connection, "revision.maintain_partitions", width, ahead)
     if not any(line.startswith("moved ") for line in lines):
         return lines
     # The file shrinks once the rows that were written meanwhile have moved, too. A role without the right to vacuum
@@ -238,7 +214,7 @@ def _partitioned(connection: psycopg.Connection[Any], width: int, ahead: int) ->
     for _ in range(SHRINKING):
         connection.execute("vacuum (skip_locked) revision.commit_queue_default")
         lines = [line for line in lines if not line.startswith(AGAIN)]
-        lines += _all_lines(connection, "revision.maintain_partitions", width, ahead)
+        lines += all_lines(connection, "revision.maintain_partitions", width, ahead)
     return lines
 
 

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
+from airflow_pgchange.admin.steps import all_lines
 from airflow_pgchange.errors import BatchNotFinished, ConsumerBusy, InvalidArgument, Leased
 from airflow_pgchange.feeds import start_position
 from airflow_pgchange.feeds.argument_checks import Bytes, Seconds, check_count, size, span
@@ -17,7 +17,7 @@ from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.consumer_state import in_work, position
 from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.feed import BEGINNING, Feed, Movable, progress_at
-from airflow_pgchange.feeds.queries import ask, call, rows
+from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.start_position import Start
 from airflow_pgchange.lake.tables import Delta
 
@@ -147,10 +147,7 @@ def trim_commit_queue(
     commits. Returns a line for each deleted part. Raises InvalidArgument for invalid limits.
     """
     limits = limits_of(retention, retention_bytes, retention_count)
-    return [
-        line
-        for (line,) in rows(source, sql.SQL("select {}").format(call("pubsub.trim_commit_queue", *limits)))
-    ]
+    return all_lines(source, "pubsub.trim_commit_queue", *limits)
 
 
 def limits_of(

@@ -167,6 +167,9 @@ declare
     part record;
     first_at timestamptz;
     holder text;
+    line text;
+    began timestamptz;
+    trimming_since timestamptz;
 begin
     perform pgchange.check_retention(retention, retention_bytes, retention_count);
     perform pgchange.check_isolation();
@@ -192,7 +195,15 @@ begin
             retention is null or first_at > now() - retention
             or pubsub.needed_by(part.relid) is null and pubsub.has_commits(part.relid, now() - retention));
         if first_at is not null then
-            return next pubsub.trim_partition(part.relid, case when part.is_excess then '0' else retention end);
+            -- The locks of the partitions last to the end of the transaction, and their rows are counted under them.
+            if clock_timestamp() > trimming_since + interval '500 ms' then
+                return next 'left partitions of the queue to the next transaction';
+                exit;
+            end if;
+            began := clock_timestamp();
+            line := pubsub.trim_partition(part.relid, case when part.is_excess then '0' else retention end);
+            trimming_since := coalesce(trimming_since, case when line like 'trimmed %' then began end);
+            return next line;
             holder := coalesce(holder, case when part.is_excess then pubsub.needed_by(part.relid) end);
         end if;
     end loop;
@@ -205,4 +216,5 @@ $$;
 comment on function pubsub.trim_commit_queue(interval, bigint, bigint) is
     'Remove history, partition by partition, the oldest first: commits that are older than retention, or beyond the newest '
     'retention_bytes or retention_count commits. Partitions that a consumer has yet to process, or that an open transaction might '
-    'still write, are kept. Returns a line for each partition that was trimmed or kept, with the consumer.';
+    'still write, are kept. Returns a line for each partition that was trimmed or kept, with the consumer. If a line begins with '
+    '"left", call it again in a transaction of its own.';

@@ -157,6 +157,26 @@ def test_a_trim_does_not_wait_for_writers_and_they_not_for_a_trim(queue, db, con
     assert drain(db) == expected
 
 
+SLOW = """
+alter function pubsub.trim_partition(regclass, interval) rename to trim_quickly;
+create function pubsub.trim_partition(partition regclass, keep interval) returns text language sql as $$
+    select pubsub.trim_quickly(partition, keep) from pg_sleep(0.5)
+$$;
+"""
+
+
+def test_partitions_that_take_long_are_trimmed_in_a_transaction_each(queue, db):
+    for _ in range(3):
+        commits(queue)
+        drain(db)
+        use_up_transactions(queue)
+        queue.execute("select revision.maintain_partitions(50, 2)")
+    queue.execute(SLOW)
+    first = queue.execute("select pubsub.trim_commit_queue('0 s')").fetchall()
+    assert [line.split()[0] for (line,) in first] == ["trimmed", "left"]
+    assert [line.split()[0] for line in manual_operations.trim_commit_queue(queue, "0 s")] == ["trimmed", "trimmed"]
+
+
 def test_a_writer_does_not_wait_for_maintenance_under_way(queue, db, connect_to):
     writer, maintaining = connect_to(db), connect_to(db, autocommit=False)
     lines = maintaining.execute("select revision.maintain_partitions(50, 20)").fetchall()
