@@ -34,8 +34,9 @@ select extract(epoch from greatest(
 """
 LONGEST = 6.0
 """Seconds of a transaction of maintenance: it waits for a moment in which nobody uses a table for up to 4."""
-STUBBORN = 3
-"""The number of runs in a row that may not postpone the same work. A single one meets a reader of many rows."""
+STUBBORN = 3, 60
+"""The number of runs in a row, and their seconds, that may not all postpone the same work. A single run may meet a
+reader of many rows."""
 GROWTH = 24 * 1024
 """Kilobytes by which memory and disk may grow between the middle and the end."""
 WARM = 0.4
@@ -141,7 +142,7 @@ def broken(watch: Watch, load: Load, told: str, log: Path) -> list[str]:
         "findings": sorted(
             {line for at, line in watch.findings if ASLEEP not in line and at > 2 * load.every}
         ),
-        "postponed again and again": stubborn(told),
+        "postponed again and again": stubborn(told, load),
         "errors of maintenance": re.findall(r".* ERROR .*", told),
         "no maintenance": [] if "maintained in" in told else [told[-200:] or "nothing logged"],
         "a long transaction of maintenance": [longest, statement] if longest > LONGEST else [],
@@ -157,12 +158,13 @@ def broken(watch: Watch, load: Load, told: str, log: Path) -> list[str]:
     return [f"{name}: {what}" for name, what in found.items() if what]
 
 
-def stubborn(told: str) -> list[str]:
+def stubborn(told: str, load: Load) -> list[str]:
     """Return the work that so many runs in a row postponed."""
     runs = [
         set(re.findall(r"postponed [^;]+", line)) for line in told.splitlines() if "maintained in" in line
     ]
-    in_a_row = [set.intersection(*runs[n : n + STUBBORN]) for n in range(len(runs) - STUBBORN + 1)]
+    most = int(max(STUBBORN[0], STUBBORN[1] / load.every))
+    in_a_row = [set.intersection(*runs[n : n + most]) for n in range(len(runs) - most + 1)]
     return sorted(set().union(*in_a_row))
 
 

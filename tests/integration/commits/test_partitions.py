@@ -174,7 +174,10 @@ def test_partitions_that_take_long_are_trimmed_in_a_transaction_each(queue, db):
     queue.execute(SLOW)
     first = queue.execute("select pubsub.trim_commit_queue('0 s')").fetchall()
     assert [line.split()[0] for (line,) in first] == ["trimmed", "left"]
-    assert [line.split()[0] for line in manual_operations.trim_commit_queue(queue, "0 s")] == ["trimmed", "trimmed"]
+    assert [line.split()[0] for line in manual_operations.trim_commit_queue(queue, "0 s")] == [
+        "trimmed",
+        "trimmed",
+    ]
 
 
 def test_a_writer_does_not_wait_for_maintenance_under_way(queue, db, connect_to):
