@@ -13,6 +13,8 @@ GUIDES = (
     "how-to/report",
     "how-to/call",
     "how-to/work-queue",
+    "how-to/pgbouncer",
+    "how-to/saga",
     "how-to/retention",
     "how-to/backfill",
     "how-to/workers",

@@ -5,6 +5,7 @@ An example in Python is the file of a DAG, whose tasks run before the reader loo
 
 from __future__ import annotations
 
+import configparser
 import functools
 import json
 import re
@@ -21,6 +22,7 @@ from unittest.mock import patch
 import psycopg
 from airflow.cli.cli_parser import get_parser
 from airflow.sdk import DAG
+from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from tests.command_line import parsed
 from tests.readme import FENCE, statements
@@ -72,6 +74,13 @@ def dags(file: Path) -> Sequence[DAG]:
         if isinstance(made, FunctionType) and made.__module__ == "page" and hasattr(made, "__wrapped__")
     ]
     return [*by_functions, *(made for made in names.values() if isinstance(made, DAG))]
+
+
+def _as_psql(value: Any) -> str:
+    """Write a value as ``psql`` does."""
+    if isinstance(value, list):
+        return f"{{{','.join(map(_as_psql, value))}}}"
+    return "" if value is None else str(value)
 
 
 class Reader:
@@ -134,23 +143,26 @@ class Reader:
             time.sleep(0.02)
 
     def trigger(self, dag_id: str, form: dict[str, Any]) -> None:
-        """Run the tasks of a DAG by hand. A list that its first task returns maps the second task."""
+        """Run the tasks of a DAG by hand. A mapped task runs for each item that the task before it returned."""
         (dag,) = [dag for file in self.files for dag in dags(file) if dag.dag_id == dag_id]
-        params = {"params": dag.params.dump() | form}
-        first, mapped = dag.topological_sort()
-        for item in first.python_callable(**params):
-            task = mapped.unmap(dict.fromkeys(mapped.expand_input.value, item))
-            task.render_template_fields(params)
-            self._execute(task)
+        context = {"params": dag.params.dump() | form}
+        returned: Any = None
+        for task in dag.topological_sort():
+            runs = [task]
+            if isinstance(task, MappedOperator):
+                runs = [task.unmap(dict.fromkeys(task.expand_input.value, item)) for item in returned]
+            for each in runs:
+                each.render_template_fields(context)
+                returned = self._execute(each, context)
 
     def _run(self, dag: DAG) -> None:
         for task in dag.topological_sort():
             self._execute(task)
 
-    def _execute(self, task: Any) -> None:
+    def _execute(self, task: Any, context: dict[str, Any] | None = None) -> Any:
         with patch.object(task.log, "info") as info:
             try:
-                task.execute({})
+                return task.execute(context or {})
             finally:
                 self.logged += [call.args[0] % call.args[1:] for call in info.call_args_list]
 
@@ -187,8 +199,13 @@ class Reader:
             cursor = self.database.execute(statement)
             if cursor.description:
                 rows = [[column.name for column in cursor.description], *map(list, cursor.fetchall())]
-                shown = "\n".join("|".join("" if cell is None else str(cell) for cell in row) for row in rows)
+                shown = "\n".join("|".join(map(_as_psql, row)) for row in rows)
         return shown
+
+    def _ini(self, example: str) -> str:
+        """Check that settings can be read."""
+        configparser.ConfigParser().read_string(example)
+        return ""
 
     def _python(self, example: str) -> str:
         """Save a file of DAGs. A file with a DAG of the same name replaces the earlier file."""

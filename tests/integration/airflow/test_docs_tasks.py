@@ -73,6 +73,21 @@ def test_uninstalling_removes_what_the_page_lists(follow: Follow) -> None:
 
 
 @pytest.mark.hstore
+def test_a_purchase_is_done_as_a_whole_or_undone(follow: Follow) -> None:
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
+    assert follow("saga").failures == []
+
+
+def test_batches_go_through_the_pooler_and_handlers_past_it(
+    follow: Follow, db: str, pgbouncer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(pgbouncer))
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DIRECT", uri(db))
+    assert follow("pgbouncer").failures == []
+
+
+@pytest.mark.hstore
 def test_the_bad_message_of_the_page_is_set_aside(follow: Follow) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
     assert follow("work-queue").failures == [KeyError] * 2
