@@ -170,12 +170,12 @@ begin
 end
 $$;
 
--- Of the partitions that were attached before the capture knew them, those that may have rows. A partition that was attached with
--- its own partitions counts once, without them.
+-- Of the partitions that were attached before the capture knew them, those that may have rows. If a partition was attached
+-- together with its own partitions, only the partition counts.
 create function pgchange.came_with_rows(came regclass[]) returns setof regclass
 language sql stable as $$
     select r from unnest(came) as r
-    -- By size, because reading a table may run code of its owner.
+    -- Check the size of the files, because reading a table may run code of its owner.
     where exists (select from pgchange.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
       and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
     order by r

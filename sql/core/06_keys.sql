@@ -207,8 +207,8 @@ language sql stable as $$
     from unnest(types, columns, pgchange.key_parts(types, key)) with ordinality as u(type, name, value, place)
 $$;
 
--- The settings of a function that returns texts of keys of these types, as clauses of create function; empty if no setting
--- matters.
+-- The settings of a function that returns texts of keys of these types, as clauses of create function. They are empty if no
+-- setting matters for these types.
 create function pgchange.key_settings(types regtype[]) returns text
 language sql stable as $$
     select coalesce(string_agg(format('set %s = %L', s.name, s.value), ' '), '')

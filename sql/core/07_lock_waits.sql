@@ -120,8 +120,8 @@ declare
     relation regclass;
     stops integer;
 begin
-    -- Mostly no other session uses the tables. If another session does, the locks of all sessions are read. That is costly,
-    -- because a transaction that changes thousands of tables holds thousands of locks.
+    -- In most cases no other session uses the tables. If another session does, the locks of all sessions are read. That is
+    -- costly, because a transaction that changes thousands of tables holds thousands of locks.
     begin
         foreach relation in array relations loop
             execute format('lock table only %s in %s mode nowait', relation, mode);

@@ -48,11 +48,11 @@ $$;
 create function pgchange.note_claim(kind text, consumer text, batch jsonb) returns void
 language plpgsql as $$
 begin
-    -- A batch that was given up and is sent again has a first attempt once more.
+    -- A dead letter that is sent again begins with a first attempt, which replaces the record of the earlier one.
     insert into pgchange.batch (kind, consumer, batch_id, attempt, number, count, claimed_at)
     values (
         kind, consumer, (batch ->> 'id')::uuid, (batch ->> 'attempt')::integer,
-        -- As pgchange.next_number() would, without a query of its own.
+        -- This computes the same as pgchange.next_number(), without a query of its own.
         1 + coalesce((
             select l.number from pgchange.batch as l where l.kind = note_claim.kind and l.consumer = note_claim.consumer
             order by l.number desc limit 1), 0),
@@ -93,7 +93,7 @@ declare
     id uuid := batch ->> 'id';
     tried integer := (batch ->> 'attempt')::integer;
     noted text := pg_catalog.current_setting('pgchange.outputs', true);
-    -- The page shows them. A list of over 10,000 characters is too long for the page, so it is not stored.
+    -- The page shows these targets. A list of over 10,000 characters is too long for the page, so it is not stored.
     to_store jsonb := case when not skipped and pg_catalog.length(noted) between 1 and 10000 then noted end;
 begin
     update pgchange.batch as b set

@@ -11,7 +11,7 @@ language sql stable as $$
             join pg_proc as f on f.pronamespace = n.oid and f.proname = 'adopt_mark'
             join pg_roles as o on o.oid = f.proowner
             where r.kind = keeps.kind and has_function_privilege(caller, f.oid, 'execute')
-              -- Not a function that another role has created in that schema since.
+              -- Leave out a function that another role has created in that schema.
               and (o.oid = home.nspowner or o.rolsuper))
     from pg_namespace as home where home.nspname = 'pgchange'
 $$;
@@ -25,8 +25,8 @@ begin
         return query
             select b.* from pgchange.batch as b where b.kind = any (kept) order by b.noted_at desc limit most;
     else
-        -- By the primary key. A consumer that has not worked for long has old rows only. In the index on noted_at they are far
-        -- behind those of other consumers.
+        -- Use the primary key. If a consumer has not worked for long, its rows are far behind those of other consumers in the
+        -- index on noted_at.
         return query
             with of_one as materialized (
                 select b from pgchange.batch as b where b.kind = any (kept) and b.consumer = of_consumer

@@ -15,9 +15,9 @@ comment on table pgchange.lag_limit is
     'letters, which decides who may change the limit. max_age limits the age of the oldest ready change, max_changes the number '
     'of changes that are ready or wait; null is no limit.';
 
--- The lag limits of a consumer: those that its keeper has set. Else the strictest of its watchers; else an hour and no number of
--- changes. Security definer, because row-level security shows the limits to keepers only, and everybody who sees a consumer gets
--- the same findings.
+-- The lag limits of a consumer: those that its keeper has set. Else the strictest of its watchers; else an hour and no number
+-- of changes. The function is security definer, because row-level security shows the limits to keepers only, and everybody who
+-- sees a consumer gets the same findings.
 create function pgchange.lag_limit_of(kind text, consumer text, out max_age interval, out max_changes bigint)
 language plpgsql stable security definer
 set jit = off

@@ -6,7 +6,7 @@ comment on type pgchange.finding is
     'warning for a possible cause of that. consumer: the consumer, if the finding is about a consumer. told: the problem. call: '
     'the call that fixes it, in SQL or for the shell, and as which role; null if a single call cannot fix it.';
 
--- A number of things in words, such as 1 change or 2 changes.
+-- A number with a noun, such as 1 change or 2 changes.
 create function pgchange.many(count bigint, what text) returns text
 language sql immutable as $$
     select format('%s %s', count, what) || case when count = 1 then '' else 's' end
@@ -21,8 +21,8 @@ language sql stable as $$
     order by w.kind, w.feed, w.looked_at desc
 $$;
 
--- Whether a watcher has ended and no other has followed. It has not looked lately, and the work that its last look started, if
--- any, has made no progress since. A sensor ends regularly when its last look starts work.
+-- Whether a watcher has not looked lately, and did not end in the normal way. A sensor ends when its last look has started
+-- work; then the consumer has made progress since.
 create function pgchange.has_stopped_looking(w pgchange.watcher, s pgchange.consumer_status, lately interval default '10 minutes')
 returns boolean
 language sql volatile as $$

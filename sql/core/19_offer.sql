@@ -33,9 +33,9 @@ create table pgchange.hook (
     primary key (trait, name)
 );
 comment on table pgchange.hook is
-    'The functions that a schema must write for a trait, because functions of pgchange.offered or pgchange call them. In takes, '
-    '%1$s, %2$s and %3$s mean the same as in pgchange.offered. In returns, "setof record" stands for rows of any type. told: the '
-    'task of the function.';
+    'The functions that a schema must write for a trait, because functions of pgchange.offered or of pgchange itself call them. '
+    'takes: the arguments; %1$s, %2$s and %3$s stand for the same as in pgchange.offered. returns: the result; "setof record" '
+    'stands for rows of any type. told: what the function does.';
 
 create table pgchange.given (
     schema name references pgchange.registered on delete cascade,

@@ -244,7 +244,7 @@ declare
     bounds jsonb := batch -> 'bounds';
 begin
     perform pgchange.check_claimed(%3$L, %1$I.name_of(%2$s), batch);
-    -- The bounds of a dead letter say which changes to read. Its consumer stays at the place at.
+    -- The bounds of a dead letter say which changes to read, so the consumer itself stays at its place.
     if not %1$I.put(
         %2$s, coalesce(bounds -> 'at', bounds -> 'upto'), (batch ->> 'version')::bigint, bounds ->> 'source',
         (bounds ->> 'from_version')::bigint, coalesce(bounds -> 'at', bounds -> 'after'))

@@ -34,7 +34,7 @@ begin
 end
 $$;
 
--- A queue by its name. Raises an error if there is none, in the words of the manual.
+-- The queue with this name. Raises an error in the words of the manual if there is no such queue.
 create function mbus.queue_named(qname text, refusal text default 'Queue %s does not exists') returns mbus.queue
 language plpgsql stable as $$
 declare
@@ -54,8 +54,8 @@ language sql immutable as $$
     select pg_catalog.hashtextextended('mbus queues', 0)
 $$;
 
--- Keep others from making or dropping queues and consumers until this transaction ends. Waits for them at most 10 s, or as long
--- as lock_timeout if that is set.
+-- Keep others from making or dropping queues and consumers until this transaction ends. If another transaction does so now,
+-- wait for it: at most 10 s, or as long as lock_timeout if that is set.
 create function mbus.hold_queues() returns void
 language plpgsql as $$
 begin
@@ -63,8 +63,8 @@ begin
 end
 $$;
 
--- A queue, read again after locking out others that make or drop queues or consumers. A queue of this name may have been replaced
--- meanwhile.
+-- A queue, locked against changes and read again. Another session could have dropped and made a queue of this name before the
+-- lock was taken.
 create function mbus.queue_to_change(qname text) returns mbus.queue
 language plpgsql as $$
 begin
@@ -103,8 +103,8 @@ begin
 end
 $$;
 
--- Functions that mbus writes itself: name_of(), because a dead letter may name no consumer; outcome(), because it checks the
--- rights of its caller. The others, because each worker of a consumer has a lock of its own.
+-- Functions that mbus writes itself. name_of(), because a dead letter may name no consumer. outcome(), because it checks the
+-- rights of its caller. The other functions, because each worker of a consumer has a lock of its own.
 select pgchange.offer(
     'queue', 'mbus', 'caller pgchange.caller, qname text, cname text', 'queue:%s/%s', traits => '{work set,copied letters}',
     own => '{lock_key,locked,name_of,outcome,take_idle,take_lock}', letters_elsewhere => false, tells_of_batches => true);

@@ -76,8 +76,8 @@ begin
 end
 $$;
 
--- Whether the caller may consume by a temporary consumer. It must have EXECUTE on the functions, as the maker of the consumer
--- has, and still have the rights by which it was made.
+-- Whether the caller may consume by a temporary consumer. The caller must have EXECUTE on the consumer's functions, which its
+-- maker got. The caller must also still have the rights by which the consumer was made.
 create function mbus.may_still(caller name, qname text, cname text) returns boolean
 language sql stable as $$
     select mbus.is_admin(caller) or mbus.has_role(caller, 'admin', qname) or exists (
@@ -127,8 +127,7 @@ $$;
 -- The code by which a function of a queue checks the right of its caller.
 create function mbus.guard(kind text, qname text, cname text default null) returns text
 language sql stable as $$
-    -- Mostly the caller has the single role that is needed. This is checked without a function call, because it happens for each
-    -- message.
+    -- Most callers have the only role that is needed. This check calls no function, because it runs for each message.
     select format($body$
     if not exists (
         select from pg_shdescription as d

@@ -38,7 +38,8 @@ begin
             id bigint primary key default case when pg_current_xact_id() is not null then nextval(%3$L) end,
             added timestamptz not null default clock_timestamp(),
             txid xid8 not null default pg_current_xact_id(),
-            -- PostgreSQL prepares a check constraint in each statement. So this is short, and mostly calls no function.
+            -- PostgreSQL prepares a check constraint anew for each statement. So this constraint is short, and calls no
+            -- function for most messages.
             constraint is_receivable check (not special and expires is null or mbus.is_receivable(headers, delayed_until, expires)),
             special boolean not null generated always as (delayed_until is not null or headers ? 'consume_after') stored
         ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
@@ -46,10 +47,10 @@ begin
                 autovacuum_vacuum_cost_delay = 0)
         $table$, 'log$' || known.qname, known.qname, sequence, pg_typeof((null::mbus.qt_model).data));
     perform pgchange.keep_to_owner(r) from unnest(array[sequence, format('mbus.%I', 'log$' || known.qname)]::regclass[]) as r;
-    -- Not by id itself, so that a lookup of an id always uses the primary key, whatever the planner expects.
+    -- The index is not on id itself. So a lookup of an id always uses the primary key, whatever the planner expects.
     execute format('create index on mbus.%I (txid, (id + 0))', 'log$' || known.qname);
     execute format('create index on mbus.%I (iid) where iid is not null', 'log$' || known.qname);
-    -- For maintenance, so that it reads only such messages, however many others wait.
+    -- This index is for maintenance. With it, maintenance reads only messages that can expire, however many others wait.
     execute format('create index on mbus.%I (expires) where expires is not null', 'log$' || known.qname);
     execute format('create index on mbus.%I (id) where not_for is not null', 'log$' || known.qname);
     execute format('comment on table mbus.%I is %L', 'log$' || known.qname,
@@ -62,7 +63,7 @@ begin
 end
 $$;
 
--- Create or replace a function of a queue. If it is not pinned, it has the settings of its callers, also their search_path.
+-- Create or replace a function of a queue. A function that is not pinned has the settings of its caller, also the search_path.
 create function mbus.place(
     name text, arguments text, returned text, options text, body text, note text, pinned boolean default true,
     place_in name default 'mbus'
@@ -103,7 +104,8 @@ $$;
 -- The options of a function that searches the next messages of a consumer, or that calls such a function.
 create function mbus.as_receiver(options text) returns text
 language sql immutable as $$
-    -- The functions that it calls get these settings, too. Settings of their own would cost time for every message.
+    -- The functions that this function calls use these settings, too. If each had its own settings, they would cost time for
+    -- every message.
     select options || ' set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off set enable_hashjoin = off '
         'set enable_sort = off set jit = off set max_parallel_workers_per_gather = 0 set plan_cache_mode = force_generic_plan'
 $$;

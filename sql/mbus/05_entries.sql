@@ -1,4 +1,4 @@
--- The messages in a queue: those that a consumer is still to receive, or that no selector matches.
+-- The messages in a queue: those that a consumer is still to receive, and those that no selector matches.
 
 -- Whether a position has passed a message.
 create function mbus.passed(id bigint, txid xid8, done bigint, late_xids xid8[], late_ids bigint[]) returns boolean
@@ -15,7 +15,7 @@ language sql stable as $$
         order by g.part)
 $$;
 
--- The transactions whose messages consumers of a queue passed before they could see them.
+-- The transactions that were still open when a consumer's position passed their messages, for the consumers of a queue.
 create function mbus.lates(queue text) returns table (consumer integer, part integer, xid xid8, upto bigint)
 language sql stable rows 10 as $$
     select c.id, g.part, l.xid, l.upto
@@ -38,7 +38,8 @@ language sql immutable as $$
         ) as m$sql$, case when to_match then ' at time zone ''UTC''' else '::timestamp' end, known.qname || '.')
 $$;
 
--- The SQL joins that add w.wanted to l, a message of the log: the consumers that are to receive it.
+-- The SQL joins that add w.wanted to l, a message of the log. w.wanted is the array of the consumers that are to receive the
+-- message.
 create function mbus.wanted_by(known mbus.queue) returns text
 language plpgsql stable as $$
 begin
@@ -64,12 +65,12 @@ begin
 end
 $$;
 
--- Which of these consumers have received a message. The result is the same as that of the view, for a single message. A query
--- that needs only the first does not evaluate the others.
+-- Which of these consumers have received a message. The result is the same as that of the view of all messages. A query that
+-- needs only the first row does not evaluate the others.
 create function mbus.reception(queue integer, consumers integer[], part integer, id bigint, txid xid8)
 returns table (consumer integer, received boolean)
 language sql stable as $$
-    -- Each by itself (offset 0), because a plan that hashes all messages apart would cost more with each of them.
+    -- Without offset 0, a plan could hash all messages apart, which costs more with each of them.
     select c,
            exists (
                select from mbus.stands_at(c, part) as p
@@ -94,7 +95,7 @@ declare
     consumers integer[] := array(select c.id from mbus.consumer as c where c.qname = known.qname order by c.id);
     unselective integer[] := array(select c.id from mbus.consumer as c where c.qname = known.qname and c.selector is null);
 begin
-    -- As functions, which keep their plans. Many short sessions call them, and a query of the view would be planned each time.
+    -- The two functions below keep their plans in a session. A query of the view would be planned at each call.
     perform mbus.place('entries$' || known.id, 'number bigint, iid text',
         'table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean, not_for integer[])',
         options,
@@ -121,7 +122,7 @@ $body$, entries, known.id, known.consumers_cnt, mbus.wanted_by(known)),
 #variable_conflict use_column
 begin
     return query
-    -- A claimed batch may have an expired message. Others wait for it without a limit.
+    -- If a batch has claimed the message, the message does not expire, and others wait for it without a limit.
     select l.id, f.consumer, case when l.expires >= clock_timestamp() then l.expires else 'infinity' end
     from %1$s as l%4$s
     cross join lateral (
@@ -132,7 +133,7 @@ begin
         ) as r
         where (l.not_for is null or r.consumer <> all (l.not_for))
           and (r.consumer = any (%6$L) or mbus.matches(r.consumer, m.message))
-          -- A consumer that claimed it before it expired goes on with it.
+          -- An expired message still goes to the consumer that claimed it before.
           and (l.expires is null or l.expires >= clock_timestamp() or exists (
               select from mbus.apart as a where a.consumer = r.consumer and a.id = l.id and a.batch is not null offset 0))
         limit 1
@@ -163,8 +164,8 @@ begin
 end
 $$;
 
--- The first message with an iid that a consumer of its queue is still to receive. Returns its number, this consumer, and when the
--- message expires; null if there is none.
+-- The first message with an iid that a consumer of its queue is still to receive. Returns its number, this consumer, and when
+-- the message expires. All are null if there is no such message.
 create function mbus.awaited(known mbus.queue, iid text, out id bigint, out consumer integer, out until timestamptz)
 language plpgsql stable as $$
 begin
@@ -173,8 +174,8 @@ begin
 end
 $$;
 
--- A message of the log with the consumers that have received it. Does not read a view: a session that replaces or drops the view
--- could then deadlock with this transaction.
+-- A message of the log with the consumers that have received it. It reads the log and not a view, because a session that
+-- replaces or drops the view could then deadlock with this transaction.
 create function mbus.message_of(known mbus.queue, number bigint, received integer[]) returns mbus.qt_model
 language plpgsql stable as $$
 declare

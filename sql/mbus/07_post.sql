@@ -29,11 +29,12 @@ language sql stable as $$
     from (select coalesce((headers -> 'seenby')::text[], '{}')) as s(seenby)
 $$;
 
--- Refuse an id of another queue, by which the message could not be found, and an id that was never given out.
+-- Refuse an id of another queue, under which the message could not be found. Refuse also an id that the sequence has not
+-- returned yet.
 create function mbus.check_iid(known mbus.queue, iid text) returns void
 language plpgsql as $$
 begin
-    -- Refuse a number above the last that the sequence returned: the sequence would later give it to another message, too.
+    -- The sequence would later return such a number for another message, too.
     if iid !~ '[.][0-9]{1,18}$' or substring(iid from '^(.*)[.]') not in (known.qname, 'dmq')
        or iid !~ '^dmq' and substring(iid from '[0-9]+$')::bigint > coalesce(pg_sequence_last_value(known.seq), 0)
     then
@@ -43,8 +44,8 @@ begin
 end
 $$;
 
--- The consumers by which this transaction received a message, for which it can put the message back. Null if the message is not
--- in the queue, and would go to all consumers.
+-- The consumers for which this transaction can put a message back, because it has received the message for them. Null if the
+-- message is not in the queue: it would then go to all consumers.
 create function mbus.got_now(known mbus.queue, iid text) returns integer[]
 language plpgsql stable as $$
 declare
@@ -77,7 +78,7 @@ begin
                 select w from unnest(message.wanted) as w where w <> all (message.received) and w <> all (received));
         end if;
     end loop;
-    -- A consumer that already has it again does not get it a second time.
+    -- Leave out consumers that have the message again: they must not get it twice.
     found := array(select distinct c from unnest(found) as c where c <> all (there) order by c);
     if found = '{}' and remains then
         raise unique_violation using message = format('message %s is still in queue %s', iid, known.qname),
@@ -87,8 +88,8 @@ begin
 end
 $$;
 
--- The consumers that do not get a message again when it is put back: they received it before, or are still to receive it. Null if
--- no consumer received it in this transaction.
+-- The consumers that do not get a message when it is put back. They received it before this transaction, or are still to
+-- receive it. Null if this transaction received the message for no consumer.
 create function mbus.had_before(known mbus.queue, iid text, got_now integer[]) returns integer[]
 language plpgsql stable as $$
 begin

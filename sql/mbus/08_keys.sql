@@ -12,13 +12,13 @@ language sql immutable as $$
     select case when known.ordered_by is null then 'null' else format('%s.properties -> %L', message, known.ordered_by) end
 $$;
 
--- The message that a message apart with a key has to wait for. It is the message in a batch, else the last before it that is
--- apart. No row if there is none.
+-- The message for which a message apart has to wait because both have the same key. It is the message in a batch, else the last
+-- message apart before it. Returns no row if there is none.
 create function mbus.line_before(c integer, whose_key text, own_id bigint) returns table (id bigint, until timestamptz)
 language plpgsql stable rows 1 as $$
 begin
-    -- `between` and the order by key, here and below, make the planner use the index of keys. It then finds the last message of a
-    -- key without reading all messages apart.
+    -- The condition `between` and `order by key`, here and below, make the planner use the index of keys. It then finds the
+    -- last message of a key without reading all messages apart.
     return query
         select a.id, 'infinity'::timestamptz from mbus.apart as a
         where a.consumer = c and a.key between whose_key and whose_key and a.batch is not null and a.id <> own_id
@@ -33,8 +33,8 @@ begin
 end
 $$;
 
--- The messages that stay apart, of those that a consumer has reached. aside: messages that stay apart for another reason. This
--- adds each message with the key of an earlier message apart.
+-- Of the messages that a consumer has reached, those that stay apart. aside: messages that stay apart for another reason. This
+-- function adds each message whose key is that of an earlier message apart.
 create function mbus.in_line(c integer, special mbus.picked[], aside mbus.apart[]) returns mbus.apart[]
 language plpgsql as $$
 begin
@@ -57,7 +57,7 @@ begin
             c, k.id, k.part, coalesce(case when k.is_first then t.until else k.before_expires end, 'infinity'), k.expires, k.after,
             c, -1, case when k.is_first then t.id else k.before end, false, null, k.key)::mbus.apart
         from (select l.*, l.before is null as is_first from lined as l) as k
-        -- A single lookup for each (offset 0), of the last message of the key that is apart.
+        -- Look up the last message apart with the key. With offset 0, the plan is one lookup for each message.
         left join lateral (
             select a.id, case when a.batch is null then a.expires end as until from mbus.apart as a
             where a.consumer = c and a.key between k.key and k.key and not a.failed
@@ -68,8 +68,8 @@ begin
 end
 $$;
 
--- Messages apart that can be received, and after them those that wait only for these, because one answer may contain both. At
--- most this many.
+-- Messages apart that can be received, and after each the messages with its key that wait only for it, because one answer may
+-- contain both. Returns at most this many.
 create function mbus.with_followers(c integer, heads bigint[], most integer) returns bigint[]
 language plpgsql as $$
 declare
@@ -100,7 +100,7 @@ begin
         select a.id
         from unnest(followers) as f(id)
         cross join lateral (select x.id from mbus.apart as x where x.consumer = c and x.id = f.id offset 0 for update skip locked) as a);
-    -- Another session is taking one of them. Messages behind it come the next time.
+    -- Another session is taking one of the followers, so return only the heads. The followers come with a later answer.
     return case when cardinality(free) = cardinality(followers) then heads || free else heads end;
 end
 $$;

@@ -1,16 +1,16 @@
--- Messages that cannot be handed out in the log's order: not yet due, or behind others.
---
--- A message waits for one consumer of one predecessor at a time. Mostly that consumer's position will pass the predecessor. Then
--- a comparison of two numbers per part finds all messages that become free, without reading the others. A predecessor that is
--- itself apart, or in the dmq, wakes the messages behind it when it goes. It may not see some of them yet. A few of these are
--- searched now and then, and if there is nothing else to receive.
+-- Messages that cannot be handed out in the log's order, because they are not yet due or wait for others.
+-- A message waits until one consumer has received one other message, its predecessor. If the predecessor is in the log, the
+-- consumer's position will pass it. Comparing two numbers for each part then finds all messages that become free, without
+-- reading the others.
+-- If the predecessor is itself apart, or in the dmq, the session that removes it wakes the messages behind it. That session may
+-- not see some of them yet. So some are checked from time to time, and whenever there is nothing else to receive.
 
 create type mbus.obstacle as (consumer integer, part integer, id bigint, until timestamptz);
 comment on type mbus.obstacle is
     'The obstacle of a message: a consumer has yet to receive another message. part is -1 if that message is apart. The obstacle '
     'ends at until at the latest.';
 
--- The first consumer of any of these messages that has not received it yet; null if there is none, also for unknown ids.
+-- The first consumer that has not received one of these messages yet. Null if all have received them, also for unknown ids.
 create function mbus.obstacle(after text[]) returns mbus.obstacle
 language plpgsql stable
 set enable_seqscan = off
@@ -44,12 +44,11 @@ begin
 end
 $$;
 
--- Those of some messages that are apart for a consumer, with their ctid. The ctid is valid only in a later statement than the
--- lock of the row.
+-- Of some messages, those that are apart for a consumer, with their ctid. The ctid is valid only in a later statement than the
+-- one that locked the row.
 create function mbus.apart_at(c integer, ids bigint[]) returns table (place tid, message mbus.apart)
 language sql stable as $$
-    -- A single lookup for each (offset 0), so that no plan reads all messages apart for each id, however few rows the planner
-    -- expects.
+    -- Without offset 0, a plan could read all messages apart for each id if the planner expects few rows.
     select a.place, a.message
     from (select distinct u.id from unnest(ids) as u(id)) as i
     cross join lateral (
@@ -65,7 +64,8 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-    -- Determine each obstacle once, and without a join with the messages behind it, which would cost the square of their number.
+    -- Determine each obstacle once, although many messages may have it. A join with these messages would cost the square of
+    -- their number.
     with obstacles as materialized (
         select array_agg(x.place) as places, mbus.obstacle((x.message).after::text[]) as o
         from mbus.apart_at(reconsider.consumer, ids) as x
@@ -112,7 +112,7 @@ $$;
 create function mbus.set_free(c integer, parts integer[], most integer, thorough boolean) returns bigint[]
 language plpgsql stable as $$
 declare
-    -- A constant, because PostgreSQL does not use a volatile function as a bound of an index scan.
+    -- The moment is a constant, because PostgreSQL does not use a volatile function as a bound of an index scan.
     moment timestamptz := clock_timestamp();
     some_due boolean;
     some_waiting boolean;
@@ -122,14 +122,14 @@ begin
                select from mbus.apart as a
                where a.consumer = c and a.wait_consumer is null and not a.failed and a.due <= moment)
                or exists (select from mbus.wake as w where w.consumer = c),
-           -- An order that only the index of this consumer has; another index would read all that wait.
+           -- Only the index of this consumer has this order. Another index would make the query read all messages that wait.
            coalesce((
                select true from mbus.apart as a
                where a.consumer = c and a.wait_consumer is not null
                order by a.wait_consumer, a.wait_part, a.wait_id limit 1), false)
     into some_due, some_waiting;
     if some_due then
-        -- Due, and not checked since.
+        -- These messages are due and were not checked since they became due.
         free := array(
             select a.id from mbus.apart as a
             where a.consumer = c and a.wait_consumer is null and not a.failed
@@ -152,7 +152,7 @@ begin
             order by a.wait_id
             limit most
         ) as x)
-        -- An expiry wakes no message.
+        -- Check messages whose predecessor has expired, because no session wakes them.
         || array(
             select a.id from mbus.apart as a
             where a.consumer = c and a.wait_consumer is not null and a.due < 'infinity' and a.due <= moment
@@ -167,12 +167,12 @@ begin
 end
 $$;
 
--- Messages that wait for a message that was received out of order, or is no longer in the dmq. The session that received it wakes
--- them. This finds those that it could not see yet, a few at a time.
+-- Messages that wait although their predecessor was received out of order, or has left the dmq. The session that received the
+-- predecessor wakes only the messages that it sees. This function finds the others, a few at a time.
 create function mbus.freed_apart(c integer, waited_for integer, place integer, parts integer[], most integer) returns bigint[]
 language plpgsql stable as $$
 declare
-    -- Begin at a random predecessor, so that each gets its turn if there are many.
+    -- Begin at a random predecessor, so that each is checked at some time if there are many.
     start bigint := (
         select lo + (random() * (hi - lo))::bigint
         from (
@@ -199,7 +199,8 @@ begin
         ) as n
         where s.step < sample
     ), lowest as (
-        -- The constant 50 is known to the planner. With sample alone it would expect a tenth of all messages that wait.
+        -- The planner knows the constant 50. If the query had only the variable sample, the planner would expect a tenth of all
+        -- messages that wait.
         select x.wait_id from (
             select a.wait_id from mbus.apart as a
             where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place
@@ -209,15 +210,15 @@ begin
     )
     select array_agg(s.wait_id) into freed
     from (select h.wait_id from ahead as h union select w.wait_id from lowest as w) as s
-    -- Each by itself (offset 0), because a plan that hashes all receipts, or all messages apart, would cost more with each of
-    -- them.
+    -- Without offset 0, a plan could hash all receipts or all messages apart, which costs more with each of them.
     where case when waited_for = 0 then not exists (select from mbus.dmq as d where d.id = s.wait_id offset 0)
                else place = -1
                     and not exists (select from mbus.apart as a where a.consumer = waited_for and a.id = s.wait_id offset 0)
                     or exists (select from mbus.receipt as r where r.id = s.wait_id and (r.consumer is null or r.consumer = waited_for)
                                and r.queue = (select q.id from mbus.consumer as x join mbus.queue as q using (qname)
                                               where x.id = waited_for) offset 0) end;
-    -- One predecessor after another, because with one condition for all a plan may read every message that waits.
+    -- Look up the messages of each predecessor separately. With one condition for all predecessors, a plan may read every
+    -- message that waits.
     return array(
         select w.id from unnest(freed) as f(id) cross join lateral (
             select a.id from mbus.apart as a
@@ -229,8 +230,8 @@ begin
 end
 $$;
 
--- Have messages checked again that wait until consumers receive these messages. They are recorded in mbus.wake, because only
--- their own consumers change their rows.
+-- Let consumers check the messages again that wait for these consumers to receive these messages. The messages are recorded in
+-- mbus.wake, because only the consumer of a message apart changes its row.
 create function mbus.wake_up(consumers integer[], ids bigint[]) returns void
 language plpgsql
 set enable_seqscan = off
@@ -245,7 +246,8 @@ begin
 end
 $$;
 
--- The messages that a consumer has reached and cannot receive yet, or on which its selector failed, as rows for mbus.set_apart().
+-- Of the messages that a consumer has reached, those that it cannot receive yet or on which its selector failed, as rows for
+-- mbus.set_apart().
 create function mbus.not_yet(c integer, special mbus.picked[]) returns mbus.apart[]
 language plpgsql
 set enable_seqscan = off

@@ -60,7 +60,7 @@ $$;
 create function mbus.consume_temp(tqname text) returns setof mbus.qt_model
 language plpgsql security definer as $$
 begin
-    -- Knowing the name gives the right to use it.
+    -- The caller needs no other right than to know the name.
     perform mbus.temporary_lives(tqname);
     return query
     delete from mbus.tempq as t

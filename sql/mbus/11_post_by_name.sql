@@ -10,7 +10,8 @@ declare
     whose text := (mbus.queue_of(iid)).qname;
     recipients integer[];
 begin
-    -- With the iid of a queue, the message blocks others there, and can be sent again to that queue.
+    -- A message with the iid of a queue blocks messages in that queue, and can be sent to that queue again. So the caller needs
+    -- a right on it.
     if not mbus.is_admin(caller) and not exists (
         select from mbus.queue as q
         where coalesce(q.qname = whose, true) and (mbus.may(caller, 'post', q.qname) or mbus.may(caller, 'consume', q.qname)))
@@ -20,7 +21,7 @@ begin
     begin
         recipients := case when whose is not null then mbus.got_now(mbus.queue_named(whose), iid) end;
     exception when unique_violation then
-        -- Some consumers received it before; it is still in the queue for others.
+        -- got_now() has refused: some consumers received the message before, and it is still in the queue for others.
         null;
     end;
     insert into mbus.dmq (id, iid, delayed_until, expires, received, headers, properties, data)

@@ -71,7 +71,7 @@ declare
 begin
     select p.* into newest from mbus.position as p where p.consumer = c order by p.version desc limit 1;
     if newest.part = -1 and newest.late_xids = '{}' and cardinality(parts) = n then
-        -- Mostly all parts have the same position.
+        -- In most cases all parts have the same position.
         return row(parts, newest.version, array_fill(newest.version, array[n]), array_fill(newest.done, array[n]),
                    newest.done, newest.done, newest.late_xids, '{}'::integer[], '{}'::bigint[])::mbus.standing;
     end if;
@@ -121,8 +121,8 @@ begin
 end
 $$;
 
--- Replace the positions of parts at different places by a single position. began: the position when this transaction found the
--- consumer; if it is null, the position of the part that was behind the others.
+-- Replace the different positions of parts by a single position. began is the consumer's position at the begin of this
+-- transaction; null stands for the position of the part that is farthest behind.
 create function mbus.keep_joined(c integer, s mbus.standing, reached bigint, open xid8[], began bigint) returns void
 language plpgsql as $$
 begin
@@ -139,7 +139,7 @@ begin
     select c, -1, max(g.version) + 1, reached, open, array_fill(0::bigint, array[cardinality(open)]),
            coalesce(keep_joined.began, min(case when g.txid = pg_current_xact_id() then g.began else g.done end))
     from gone as g;
-    -- If every part had a position of its own, the last position for all parts still exists.
+    -- If every part had a position of its own, the last position for all parts still exists, so delete it.
     delete from mbus.position as p where p.consumer = c and p.part = -1 and p.version = s.whole;
 end
 $$;
@@ -156,7 +156,7 @@ begin
         left join mbus.position as p
             on p.consumer = c and p.part = case when g.version = s.whole then -1 else g.part end and p.version = g.version
     ), gone as (
-        -- Look up each part by the index, because a join reads the positions of all parts.
+        -- Look up each part by the index. A join could read the positions of all parts.
         delete from mbus.position as p
         where p.ctid = any (array(
             select x.place from unnest(s.parts, s.versions) as g(part, version)

@@ -58,7 +58,7 @@ declare
     none_gone boolean := isempty(gone);
     is_level boolean := stands.low = stands.high;
 begin
-    -- Everything here sees the snapshot of the calling statement.
+    -- All queries of this function see the snapshot of the statement that called it.
     seen.now := pg_current_snapshot();
     seen.finished := '{}';
     seen.ids := '{}';
@@ -84,11 +84,13 @@ begin
             cross join lateral (
                 select t.*
                 from %1$s as t
-                -- From the lowest id on, so that messages of it that were handed out are not read again.
+                -- Begin at the lowest id of the late transaction that may be left, so that its received messages are not read
+                -- again.
                 where t.pgchange_txid = e.xid and t.id + 0 > e.lowest and t.id + 0 <= highest
                   and t.id > e.aboves[array_position(e.parts, mod(t.id, %4$s)::integer)]
                   and t.id <= stands.dones[1 + mod(t.id, %4$s)]
-                  -- Each by itself: messages above the lowest id may have been received long ago.
+                  -- Look up the receipt of each message separately, because messages above the lowest id may have been received
+                  -- long ago.
                   and not exists (
                       select from mbus.receipt as r
                       where r.queue = %8$s and coalesce(r.consumer, 0) = any (array[0, %9$s]) and r.id = t.id offset 0)

@@ -35,7 +35,7 @@ begin
 end
 $$;
 
--- The messages that a consumer would reach next, up to an id, for a caller that does not receive them.
+-- The messages that a consumer would reach next, up to an id. The caller receives none of them.
 create function mbus.look_ahead(known mbus.queue, c integer, upto bigint, most integer) returns mbus.seen
 language plpgsql
 set enable_seqscan = off
@@ -89,10 +89,12 @@ begin
         if is_cut then
             found := found[1 : amt];
         end if;
-        -- The last message that this look counts: the last that is handed out if there were more, else the last that was seen.
+        -- The last message that counts as seen. If there were more messages than requested, it is the last message handed out,
+        -- else the last message of the query.
         last_id := case when is_cut then found[amt] else abs(seen.ids[cardinality(seen.ids)]) end;
         if seen.special <> '{}' then
-            -- Messages behind it will be reached again. If they were set apart now, they could be received before that.
+            -- Do not set apart messages behind the last message handed out. They will be reached again, and could otherwise be
+            -- received twice.
             last_seen := case when is_cut then coalesce(array_position(seen.ids, last_id), array_position(seen.ids, -last_id)) end;
             perform mbus.set_apart(
                 known, c,
@@ -106,8 +108,8 @@ begin
         perform mbus.keep(
             c, stands, case when is_cut or is_full then last_id else horizon end, mbus.open_in(seen.now, bound), ends_late,
             seen.finished, last_id);
-        -- Do not look again. A second look would take the messages of the first for received. It would hand out messages that
-        -- wait for them in the same answer.
+        -- Return without a second query. It would count the messages of the first query as received, and so hand out messages
+        -- that wait for them in the same answer.
         if found <> '{}' or not is_full then
             return found;
         end if;
@@ -116,8 +118,8 @@ begin
 end
 $$;
 
--- The messages apart that a consumer with the locks of these parts can receive now, in order, also of those that mbus.set_free()
--- found. They stay apart until mbus.receive_apart().
+-- The messages apart that a consumer can receive now, in order, while it holds the locks of these parts. This includes messages
+-- that mbus.set_free() found. They stay apart until mbus.receive_apart().
 create function mbus.from_apart(known mbus.queue, c integer, parts integer[], amt integer, free bigint[]) returns bigint[]
 language plpgsql as $$
 declare
@@ -127,7 +129,7 @@ begin
     if free is null then
         return '{}';
     elsif free <> '{}' then
-        -- Here, too, skip rows that are being taken, or deleted by maintenance, instead of waiting for them.
+        -- Skip rows that another session is taking or that maintenance is deleting, instead of waiting for them.
         perform mbus.reconsider(c, array(
             select a.id
             from (select distinct f.id from unnest(free) as f(id)) as f
@@ -146,7 +148,8 @@ begin
             limit amt
             for update skip locked);
         exit when ready = '{}';
-        -- A session that deleted a message could not see rows about it from a transaction that was open.
+        -- Delete messages apart that have expired, or were received or deleted meanwhile. The session that did so could not see
+        -- rows of a transaction that was still open.
         execute format($query$
             delete from mbus.apart as a
             where a.ctid = any (array(select x.place from mbus.apart_at($1, $2) as x))

@@ -18,7 +18,8 @@
 -- or in batches of up to 64. A claim of one message that moves a position has the turn of the part, so the next claim goes to
 -- another part. A fold moves all positions.
 
--- Lock a part for a consumer, whole or for a single message of it, unless another transaction holds it. Never waits.
+-- Lock a part for a consumer: as a whole, or shared for a single message. Returns false if another transaction holds it, and
+-- never waits.
 create function mbus.take_part(c integer, part integer, whole boolean) returns boolean
 language plpgsql as $$
 begin
@@ -29,9 +30,9 @@ begin
 end
 $$;
 
--- Replace the positions of all parts, and the receipts up to an id, by a single position at this id. The id and the open
--- transactions are those of a level, which was found in the snapshot. Nothing changes if another transaction is moving a
--- position. The locks are kept until this transaction ends, so that no other transaction can move a position meanwhile.
+-- A fold: replace the positions of all parts, and the receipts up to an id, by one position at this id. reached and open are
+-- the id and the open transactions of a level, which was found in the snapshot now. Do nothing if another transaction is moving
+-- a position. The locks that keep others from moving a position last until this transaction ends.
 create function mbus.fold(c integer, reached bigint, open xid8[], now pg_snapshot) returns void
 language plpgsql as $$
 declare
@@ -43,8 +44,9 @@ begin
             raise lock_not_available;
         end if;
         stands := mbus.stand(c, known.consumers_cnt, known.parts);
-        -- The level does not consider messages above it that a position excludes. And mbus.got_now() could not distinguish the
-        -- messages that this transaction received by a position from those of others.
+        -- A fold needs every position to be at or below the level, because the level does not know which messages above it are
+        -- received. It also needs that this transaction has moved no position: mbus.got_now() could not tell messages received
+        -- by that position from those of others.
         if reached < stands.high or exists (
             select from (
                 select distinct case when g.version = stands.whole then -1 else g.part end as part, g.version
@@ -62,8 +64,8 @@ begin
         return;
     end;
     perform mbus.keep_joined(c, stands, reached, open, reached);
-    -- Some receipts stay. The snapshot did not see them, so their messages may belong to an open transaction. This transaction
-    -- wrote them, so it can put these messages back. Or their messages are apart, and would be handed out again.
+    -- Keep some receipts. Receipts that the snapshot did not see may be of messages of open transactions. Receipts of this
+    -- transaction are needed to put its messages back. Messages apart with a receipt would be handed out again.
     delete from mbus.receipt as r
     where r.queue = known.id and coalesce(r.consumer, 0) = c and r.id > stands.low and r.id <= reached
       and r.txid <> pg_current_xact_id() and pg_visible_in_snapshot(r.txid, now)
@@ -71,8 +73,8 @@ begin
 end
 $$;
 
--- The parts that may have something for a consumer, the part with the oldest message first, and the result of mbus.set_free() if
--- it was called.
+-- The parts that may have messages for a consumer, the part with the oldest message first. free is the result of
+-- mbus.set_free(), or null if it was not called.
 create function mbus.parts_at(
     known mbus.queue, c integer, among integer[], amt integer, most integer, thorough boolean,
     out parts integer[], out free bigint[]
@@ -83,7 +85,7 @@ declare
     seen mbus.seen;
     upto bigint := coalesce(pg_sequence_last_value(known.seq), 0);
 begin
-    -- With a backlog, every part has something.
+    -- If there are many messages behind the position, every part is likely to have some.
     if amt > 1 and upto >= 4 * known.consumers_cnt
         + (select p.done from mbus.position as p where p.consumer = c order by p.version desc limit 1)
     then
@@ -105,7 +107,7 @@ begin
             select (a.message).part, (a.message).id from mbus.apart_at(c, free) as a
         ) as h
         group by h.part order by min(h.id));
-    -- There is nothing for this consumer in a long stretch. Move the positions, so that it is not read again.
+    -- A long stretch of the log has no message for this consumer. Move the positions behind it, so that it is not read again.
     if parts = '{}' and upto > stands.low + 1000 then
         parts := among;
     end if;
@@ -123,8 +125,8 @@ begin
 end
 $$;
 
--- The next single message of parts that a consumer has locked; null if there is none. It is locked separately, unless its part is
--- locked as a whole.
+-- The next single message in parts that a consumer has locked; null if there is none. The message gets a lock of its own unless
+-- its part is locked as a whole.
 create function mbus.claim_from(known mbus.queue, c integer, parts integer[], free bigint[], has_whole boolean) returns bigint
 language plpgsql as $$
 declare
@@ -140,9 +142,9 @@ begin
         if ids = '{}' or has_whole then
             return ids[1];
         end if;
-        -- In a statement of its own for each message: the session that took it may have ended since it was found.
+        -- Each message is checked by a new statement, which sees whether the session that took it has committed.
         if not pg_try_advisory_xact_lock(mbus.message_key(known.id, ids[1])) then
-            -- The session that is taking it may roll back.
+            -- Another session is taking the message and may roll back. So set the message apart, to be checked again soon.
             execute format(
                 'insert into mbus.apart (consumer, id, part, due, expires, key) '
                 'select $1, l.id, $2, clock_timestamp() + interval ''20 ms'', l.expires, %s from mbus.%I as l where l.id = $3 '
@@ -151,7 +153,7 @@ begin
         elsif not mbus.was_taken(known.id, c, ids[1]) then
             return ids[1];
         end if;
-        -- The receipt of the session that took it stays.
+        -- Delete the receipt that this call has written. The other session's receipt stays.
         delete from mbus.receipt as r
         where r.queue = known.id and r.consumer = c and r.id = ids[1] and r.txid = pg_current_xact_id();
     end loop;
@@ -181,8 +183,8 @@ begin
         remaining := array(select p from unnest(remaining) as p where p <> all (prospect.parts));
     end loop;
     if parts = '{}' then
-        -- Other transactions hold messages of every part, and may do so as long as messages come. So this batch has a single
-        -- message.
+        -- Other transactions hold messages of every part, and may go on doing so. So receive a single message, which needs no
+        -- whole part.
         execute format('select array_remove(array[mbus.%I()], null)', 'single$' || c) into ids;
     else
         aside := mbus.from_apart(
@@ -192,8 +194,8 @@ begin
         elsif cardinality(aside) < amt then
             ids := mbus.from_log(known, c, parts, amt - cardinality(aside));
         end if;
-        -- Receive these messages only after the log was read. Else a message that waits for one of them would count as ready, and
-        -- be in the same batch.
+        -- Receive the messages apart only after the log was read. Otherwise a message of the log that waits for one of them
+        -- would count as ready, and be in the same batch.
         perform mbus.receive_apart(known, c, aside);
         ids := array(select unnest(aside) union select unnest(ids) order by 1);
     end if;

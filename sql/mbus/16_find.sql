@@ -59,7 +59,7 @@ declare
                 order by p.part desc, p.version desc limit 1
             ) as p on true
             where %%2$s and mod(t.id, %1$s)::integer <> all (busy) and %%3$s
-              -- Each by itself: most messages have been received by position, and need no lookup.
+              -- Check the positions first: they have passed most messages, which then need no lookup of a receipt.
               and case when coalesce(
                       mbus.passed(t.id, t.pgchange_txid, p.done, p.late_xids, p.late_ids),
                       mbus.passed(t.id, t.pgchange_txid, start.whole, start.whole_xids, start.whole_ids)) then false
@@ -128,7 +128,7 @@ exception when others or assert_failure then
 end
 $$;
 
--- The messages apart that a consumer may receive next, a single message for each part. Also those that mbus.set_free() found.
+-- The messages apart that a consumer may receive next, one for each part. This includes messages that mbus.set_free() found.
 create function mbus.heads_apart(c integer, parts integer[], free bigint[], most integer) returns mbus.head[]
 language plpgsql stable as $$
 begin

@@ -10,7 +10,7 @@ declare
     open xid8[] := mbus.open_in(now, bound);
 begin
     if open = '{}' then
-        -- Mostly no other transaction is open. Then a single statement moves the position.
+        -- In most cases no other transaction is open. Then a single statement moves the position.
         update mbus.position as p set
             version = p.version + 1, done = h.id, began = case when p.txid = mine then p.began else p.done end,
             began_xids = case when p.txid = mine then p.began_xids else '{}' end,
@@ -40,8 +40,8 @@ begin
 end
 $$;
 
--- Raise the level of a consumer, so that the search for its next message begins behind those that it has received. next: the next
--- message outside the busy parts. has_received: this transaction has just received a message.
+-- Raise the level of a consumer, so that the search for its next message begins behind the messages that it has received. next:
+-- the next message outside of the busy parts. has_received: this transaction has just received a message.
 create function mbus.raise_level(
     c integer, start mbus.start, horizon bigint, bound bigint, next mbus.found, busy integer[], has_received boolean
 ) returns void
@@ -51,7 +51,7 @@ declare
     froms bigint[] := '{}';
     late xid8[];
 begin
-    -- The next message is late, or in a part that was busy. It has to be received before the level can rise.
+    -- The next message is late, or in a part that was busy. The level can rise only after it is received.
     if reached < start.done or cardinality(busy) > 64 then
         return;
     end if;
@@ -67,7 +67,7 @@ begin
             select unnest(late)
             union select x from unnest(busy) as b(part) cross join mbus.stands_at(c, b.part) as p cross join unnest(p.late_xids) as x);
     end if;
-    -- A level at the same place replaces the last if it has less to check, because transactions or claims have ended since.
+    -- If the level stays at the same place, replace it only by a level with fewer transactions or busy parts to check.
     if reached = start.done and cardinality(late) + cardinality(busy) >= cardinality(start.late_xids) + cardinality(start.busy) then
         return;
     end if;
@@ -76,28 +76,30 @@ begin
         select x.ctid from mbus.level as x
         where x.consumer = c and (x.done <= reached or raise_level.busy = '{}' and x.busy <> '{}') for update skip locked));
     insert into mbus.level (consumer, done, late_xids, busy, froms) values (c, reached, late, busy, froms);
-    -- The more receipts there are, the more often. A transaction with a message may last long, and holds the locks of a fold as
-    -- long. So before 500 receipts only a transaction without a message folds.
+    -- Fold with a probability that grows with the number of receipts. A transaction that has received a message may last long,
+    -- and would hold the locks of the fold for as long. So it folds only from 500 receipts on.
     if busy = '{}' and random() * 5000 < reached - coalesce(start.whole, 0) - 500 * has_received::integer then
         perform mbus.fold(c, reached, late, next.now);
     end if;
 end
 $$;
 
--- The part of a function that receives the next amt messages by receipts, at most 64, and returns them. columns: those of l, a
--- message of the log; then_do: the code that runs after that. The rest of the function runs if a message apart is due or waits,
--- or the next message must be checked by itself. It also runs if all parts that were busy still are, or if none of the next 256
--- messages is free. A batch looks at up to 1,024, so 16 transactions can hold 64 each. Null if this consumer has a selector,
--- which may fail, or if its queue is ordered.
+-- The beginning of a function that receives messages. It receives the next amt messages by receipts, at most 64, and returns
+-- them. columns: the columns of l, a message of the log, to return. then_do: code to run after that.
+-- The rest of the function runs in four cases. A message apart is due or waits. The next message must be checked by itself. All
+-- parts that were busy still are. None of the next 256 messages is free; a batch looks at up to 1,024, so that 16 transactions
+-- can hold 64 each.
+-- Null if this consumer has a selector, because it may fail, or if its queue is ordered.
 create function mbus.quick_text(known mbus.queue, c mbus.consumer, columns text, then_do text) returns text
 language plpgsql immutable as $function$
 declare
-    -- Whether i, a message, has a receipt.
+    -- SQL: whether message i has a receipt.
     has_receipt text := format($sql$exists (
                     select from mbus.receipt as r
                     where r.queue = %1$s and coalesce(r.consumer, 0) = any (array[0, %2$s]) and r.id = i.id offset 0)$sql$, known.id, c.id);
-    -- Whether l, a message of the log, is for this consumer and free. A skipped message is not locked; at most its part is, which
-    -- its holder has locked, too. The lock of the part comes before the positions, because reading these costs more.
+    -- SQL: whether message l of the log is for this consumer, and free. A skipped message is not locked; at most its part is
+    -- locked, which the holder of the message has locked, too. The lock of the part comes before the positions, because reading
+    -- these costs more.
     is_free text := format($sql$
                 (l.expires is null or l.expires > clock_timestamp()) and (l.not_for is null or %2$s <> all (l.not_for))
                 and case
@@ -113,24 +115,24 @@ begin
         return null;
     end if;
     return format($body$
-    -- Other transactions may receive the messages between the statement that finds them and the statement that inserts the
-    -- receipts. Mostly all parts have the same position. If they do not, the first attempt inserts nothing, and the second reads
-    -- the position of each part.
+    -- Other transactions may receive messages after the statement that finds them and before the statement that inserts the
+    -- receipts. The first attempt assumes that all parts have the same position. If they do not, it inserts nothing, and the
+    -- second attempt reads the position of each part.
     for attempt in 1..4 loop
         exit when (amt between 1 and 64 and current_setting('transaction_isolation') = 'read committed') is not true;
         horizon := coalesce(pg_sequence_last_value(%3$L), 0);
         select s.* into start from mbus.starts_at(%2$s) as s;
-        -- Mostly nothing has been posted since.
+        -- In most cases nothing was posted since the last call.
         if horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart then
             return;
         end if;
         if start.busy <> '{}' then
-            -- The parts in busy were locked when the level was written, and may be free now. If none is, use another way.
-            -- Otherwise begin at the messages of these parts, which the level left out.
+            -- The parts in busy were locked when the level was written. If they are all still locked, go on with the rest of
+            -- the function. Otherwise begin at the messages in these parts, which the level left out.
             exit when not exists (
                 select from unnest(start.busy) as b(part) where pg_try_advisory_xact_lock_shared(mbus.part_key(%2$s, b.part)));
-            -- Not below the position of all parts, because a fold has deleted the receipts up to there. The position leaves out
-            -- late transactions, of which the level may know nothing in a part that was busy.
+            -- Begin at or above the position of all parts, because a fold has deleted the receipts below it. Add the late
+            -- transactions of that position, because the level may not know those in a part that was busy.
             start.done := least(start.done, greatest(start.whole, (select min(b.done) from unnest(start.froms) as b(done))));
             start.late_xids := array(select unnest(start.late_xids) union select unnest(start.whole_xids));
             start.busy := '{}';
@@ -149,7 +151,7 @@ begin
             held := coalesce(nullif(current_setting('mbus.held', true), ''), '0');
             exit when held + amt > 64;
         end if;
-        -- The id of a message that must be checked by itself is negative.
+        -- An id is negative if the message must be checked by itself.
         ids := '{}';
         if start.late_xids <> '{}' then
             ids := array(
@@ -164,7 +166,7 @@ begin
                 where pg_visible_in_snapshot(e.xid, pg_current_snapshot()) or e.xid = pg_current_xact_id_if_assigned()
                 limit amt);
         end if;
-        -- The messages, whether mbus.is_native() is true, and whether messages of any consumer wait for this consumer. An
+        -- Read in one query: the messages, the result of mbus.is_native(), and whether any message waits for this consumer. An
         -- aggregate would cost more than the rest of the query.
         select ids || array(
                    select case when l.special then -l.id else l.id end
@@ -176,7 +178,7 @@ begin
                exists (select from mbus.apart as a where a.wait_consumer = %2$s)
         into ids, is_native, is_awaited;
         if ids <> '{}' and (attempt > 1 or start.late_xids <> '{}') then
-            -- Read the positions once more now that the messages are locked.
+            -- The messages are locked now, so read the positions again: another transaction may have received some of them.
             ids := array(
                 select i.id from unnest(ids) as i(id) cross join lateral (select x.* from mbus.%4$I as x where x.id = abs(i.id) offset 0) as l
                 where not %9$s);
@@ -184,8 +186,8 @@ begin
         end if;
         exit when not is_native or ids[1] < 0;
         if ids = '{}' and horizon > start.done + 256 * attempt then
-            -- A claim of many would lock whole parts, and keep others from their messages. So first look further, and raise the
-            -- level, in case these messages were received.
+            -- A claim of many messages would lock whole parts, and so keep others from their messages. So look farther first,
+            -- and raise the level, because these messages may have been received.
             exit when amt = 1 or attempt = 4;
             if attempt = 1 then
                 bound := mbus.bound_now();
@@ -203,7 +205,7 @@ begin
             or ids = '{}' and (horizon > start.done or not start.late_xids <@ mbus.open_in(pg_current_snapshot(), 0)))
             and random() < 0.25;
         if is_raised then
-            -- Before the receipts, because the id of this transaction is such a bound if it is new.
+            -- Read the bound before the receipts are written: if this transaction has just got its id, the id is such a bound.
             bound := mbus.bound_now();
         end if;
         if ids <> '{}' then
@@ -263,7 +265,7 @@ declare
     h mbus.head;
     busy integer[] := '{}';
     others integer[];
-    -- Mostly one of the first few messages is free.
+    -- In most cases one of the first few messages is free.
     few integer := 4;
     has_whole boolean;
     is_vain boolean;
@@ -277,11 +279,12 @@ begin
         bound := null;
         horizon := coalesce(pg_sequence_last_value(%3$L), 0);
         select s.* into start from mbus.starts_at(%2$s) as s;
-        -- Mostly nothing has been posted since.
+        -- In most cases nothing was posted since the last call.
         if horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart then
             return null;
         end if;
-        -- The query of mbus.is_native(), because a call for each message would cost more than the query.
+        -- This is the query of mbus.is_native(). It is written out, because calling the function for each message would cost
+        -- more than the query.
         if (
             select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from mbus.origin as o
         ) is not true
@@ -320,13 +323,14 @@ begin
     if number is not null and not has_whole then
         perform set_config('mbus.held', (held + 1)::text, true);
     end if;
-    -- If a long stretch has no message for this consumer, its positions are moved on now and then, so that the log can be
-    -- trimmed.
+    -- A long stretch may have no message for this consumer. Then move its positions behind it from time to time, so that the
+        -- log can be trimmed.
     if number is null and random() * 1000 < horizon - start.done then
         number := mbus.claim_from(
             mbus.queue_named(%1$L), %2$s, array(select p from unnest(%4$L::integer[]) as p where mbus.take_part(%2$s, p, false)), '{}', false);
     end if;
-    -- More calls without a message may follow. A higher level spares them these messages, and the transactions that have ended.
+    -- A call without a message is likely to be followed by more. A higher level spares them the messages that were read, and
+    -- the transactions that have ended.
     is_vain := number is null and busy = '{}'
         and (horizon > start.done or start.busy <> '{}' or not start.late_xids <@ mbus.open_in(found.now, 0));
     -- A higher level spares the next calls the messages that this call skipped.

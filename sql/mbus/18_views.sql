@@ -1,7 +1,7 @@
 -- Functions and views that are created again when a queue gets or loses a consumer.
 
--- Create the function that checks whether any message is in a queue. It reads the view of the messages only if the answer may
--- depend on a message that no consumer would reach.
+-- Create the function that tells whether any message is in a queue. It reads the view of all messages only if there may be a
+-- message that no consumer would reach.
 create function mbus.make_any_function(known mbus.queue) returns void
 language plpgsql as $$
 declare
@@ -28,11 +28,11 @@ begin
         if %4$s then
             return true;
         end if;
-        -- A message that has expired and was not passed yet is still there.
+        -- A message that has expired, and that no position has passed, is still in the queue.
         is_sure := is_sure and found.heads = '{}'
             and not exists (select from mbus.%2$I as l where l.id > start.done and l.expires <= clock_timestamp());
     end if;$body$, c.id, 'log$' || known.qname, known.id,
-            -- If the selector fails, the messages found may include some that it does not match.
+            -- If the selector failed, the messages that were found may include some that it does not match.
             case when c.selector is null then 'found.heads <> ''{}''' else 'found.heads[1].is_plain' end);
     end loop;
     perform mbus.place('any$' || known.id, '', 'boolean', 'language plpgsql stable',
@@ -89,7 +89,8 @@ begin
     execute format('comment on view mbus.%I is %L', 'all$' || known.qname,
         'Every message in the log of queue ' || known.qname || ', with the consumers that want it and those that received it, and '
         'whether it is gone.');
-    -- Created once. A reader locks this view before the other, so a session that replaced both could deadlock with a reader.
+    -- This view is created once and never replaced. A reader locks it before the other view, so a session that replaced both
+    -- could deadlock with the reader.
     if to_regclass(format('mbus.%I', 'qt$' || known.qname)) is null then
         execute format($view$
             create view mbus.%1$I as

@@ -17,8 +17,8 @@ declare
     kept bigint[];
     trimmed bigint := 0;
 begin
-    -- Do nothing without a consumer that receives every message. Only with such a consumer, a message that all positions have
-    -- passed was certainly received.
+    -- Do nothing unless a consumer receives every message. If one does, a message that all positions have passed was certainly
+    -- received.
     if not exists (select from mbus.consumer as c where c.qname = known.qname and c.selector is null)
        or not pg_try_advisory_xact_lock(hashtextextended('mbus trim', known.id))
     then
@@ -26,7 +26,7 @@ begin
     end if;
     begun := coalesce((
         select p.done from mbus.position as p where p.consumer = -known.id and p.part = 0 order by p.version desc limit 1), known.began);
-    -- Messages that this transaction has received can still be put back by it.
+    -- This transaction can still put back the messages that it has received, so do not delete these.
     with stands as (
         select case when m.mine then p.began else p.done end as done,
                case when m.mine then p.began_xids || p.late_xids else p.late_xids end as late
@@ -36,7 +36,8 @@ begin
         cross join lateral (select coalesce(p.txid = pg_current_xact_id_if_assigned(), false) as mine) as m
     )
     select min(s.done), coalesce((select array_agg(distinct x) from stands as e, unnest(e.late) as x), '{}') into low, late from stands as s;
-    -- Nor beyond messages that a feed has claimed: only a sweep would delete these later.
+    -- Stop before messages that a feed has claimed. Trimming passes each message once, so only a sweep would delete these
+    -- later.
     low := least(low, begun + most, (select min(b.lowest) - 1 from mbus.batch as b where b.consumer = any (consumers)));
     if low <= begun then
         return 0;
@@ -46,7 +47,7 @@ begin
         union
         select r.id from mbus.receipt as r
         where r.queue = known.id and r.id > begun and r.id <= low and r.txid = pg_current_xact_id());
-    -- Mostly all messages of a stretch wait for something, or none.
+    -- In most cases either all messages of a stretch wait for something, or none does.
     if cardinality(kept) < low - begun then
         execute format($query$
             with trimmed as (

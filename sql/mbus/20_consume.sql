@@ -5,7 +5,7 @@
 create function mbus.held_back(known mbus.queue, ids bigint[], consumers integer[]) returns void
 language plpgsql as $$
 begin
-    -- In the same order for all sessions, so that takes of the same messages do not deadlock.
+    -- Lock in the same order in all sessions, so that two takes of the same messages do not deadlock.
     perform pg_advisory_xact_lock_shared(k)
     from (
         select distinct mbus.part_key(c, mod(i, known.consumers_cnt)::integer) as k from unnest(ids) as i, unnest(consumers) as c
@@ -48,7 +48,8 @@ begin
     ), taken as (
         select g.batch, count(*) as counted from gone as g where g.batch is not null group by g.batch
     )
-    -- A worker that takes messages of its own batch acks the others. Refusing that would refuse every retry, too.
+    -- If a worker takes messages of its own batch by their ids, its ack covers the other messages. If the ack were refused,
+    -- every retry would be refused, too.
     update mbus.batch as b set
         taken = t.counted + case when b.taken_by = pg_current_xact_id() then b.taken else 0 end, taken_by = pg_current_xact_id()
     from taken as t
@@ -98,12 +99,13 @@ $$;
 create function mbus.make_consume_functions(known mbus.queue, c mbus.consumer) returns void
 language plpgsql as $$
 declare
-    -- The grant on a temporary consumer's function may outlive the rights by which the consumer was made.
+    -- The maker of a temporary consumer may lose the rights by which it was made, but keeps the grant on the function. So check
+    -- these rights, too.
     asks boolean := known.is_roles_security_model or c.temporary;
     guard text := case when asks
                        then mbus.guard('consume', known.qname, c.name) else '' end;
     options text := mbus.as_receiver('language plpgsql security definer');
-    -- The columns of l, a message of the log.
+    -- SQL: the columns of l, a message of the log.
     columns text := format($sql$l.id, l.added::timestamp, coalesce(l.iid, %1$L || l.id), l.delayed_until::timestamp, l.expires::timestamp,
                null::integer[], l.headers || %2$L::hstore, l.properties, l.data$sql$, known.qname || '.', hstore('destination', known.qname)::text);
     message text := format($sql$

@@ -10,8 +10,8 @@ begin
     -- PostgreSQL makes the same demands on the condition of an index. The index and its table are rolled back.
     create table mbus.t of mbus.qt_model;
     execute format(E'create index on mbus.t (id) where (%s\n)', selector);
-    -- PostgreSQL has read a time in the selector by now. In time zones where it is never the same day, and with another date
-    -- order, it may be read differently.
+    -- At this point PostgreSQL has read a time in the selector under the session's settings. Under a time zone where it is
+    -- never the same day, and with another date order, the time may be read differently.
     perform set_config('timezone', 'Etc/GMT+12', true), set_config('datestyle', 'ISO, DMY', true),
             set_config('intervalstyle', 'sql_standard', true);
     execute format(E'create index on mbus.t (id) where (%s\n)', selector);
@@ -40,7 +40,8 @@ begin
     if selector is null then
         return;
     end if;
-    -- In the place where it will be used, and between two kinds of brackets, so that its own brackets are balanced.
+    -- Parse the selector in the place where it will be used, and between two kinds of brackets, so that its own brackets must
+    -- be balanced.
     execute format(
         E'select from (select (null::mbus.qt_model).*) as t where false and (%1$s\n) and (array[%1$s\n])[1]', selector);
     perform mbus.check_depends_on_message(selector);

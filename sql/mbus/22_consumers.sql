@@ -29,10 +29,10 @@ begin
 end
 $$;
 
--- Set messages apart for a new consumer that the positions of others have passed and that are still in the queue.
+-- Set apart for a new consumer the messages that the positions of others have passed and that are still in the queue.
 create function mbus.catch_up(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
--- The view has times in the time zone of its reader, and a selector needs them in UTC.
+-- A selector needs times in UTC, but the view has them in the time zone of its reader.
 set timezone = 'UTC'
 as $$
 declare

@@ -109,14 +109,16 @@ $$;
 create function mbus.remove_consumer(known mbus.queue, c mbus.consumer) returns void
 language plpgsql as $$
 begin
-    -- Wait for sessions that receive by it: their results would stay, and messages of other queues would wait for them for ever.
+    -- Wait for sessions that receive by this consumer. Otherwise their receipts would stay, and messages of other queues would
+    -- wait for these for ever.
     perform pg_advisory_xact_lock(k)
     from (select mbus.part_key(c.id, p) as k from unnest(known.parts) as p order by k) as keys;
-    -- Otherwise messages that it had received would be back in the queue, for nobody.
+    -- Delete messages that only this consumer had received. Otherwise they would be back in the queue, with no consumer to
+    -- receive them.
     perform mbus.sweep(known, false);
     delete from mbus.consumer as x where x.id = c.id;
     perform mbus.make_views(known);
-    -- Check this after the views of the queue were made anew, because the old views used its selector.
+    -- Check the users after the views of the queue were made anew, because the old views used the consumer's selector.
     perform mbus.refuse_users(
         format('consumer %s of queue %s', c.name, known.qname), array[c], mbus.consumer_functions(known, c), '{}');
     perform mbus.drop_views(c);

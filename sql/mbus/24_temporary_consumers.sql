@@ -14,7 +14,7 @@ create function mbus.add_temporary_consumer(caller name, qname text, p_selector 
 language plpgsql as $$
 declare
     known mbus.queue;
-    -- Short enough for the names of the functions of any queue.
+    -- The name is short enough for the names of the functions of any queue.
     cname text := 'temp_' || left(mbus.temporary_name(), 12);
     keeper oid;
 begin
@@ -24,7 +24,7 @@ begin
     perform mbus.add_consumer(known, cname, coalesce(p_selector, mbus.bound_to(caller, known)), true);
     -- EXECUTE on its functions lets the caller consume by it. Besides the caller, only roles that may do everything have it.
     foreach keeper in array array_remove(array[
-        -- Quoted, because regrole folds a name to lower case, and takes digits for the oid of a role.
+        -- Quote the name, because regrole folds a name to lower case, and takes digits for the oid of a role.
         to_regrole(quote_ident(caller)), case when known.is_roles_security_model then mbus.role_of('admin') end,
         case when known.is_roles_security_model then mbus.role_of('admin', qname) end], null)
     loop
@@ -79,7 +79,8 @@ begin
             end if;
             delete from mbus.temporary as t where t.name = left_over.name;
         exception when lock_not_available or deadlock_detected then
-            -- Sessions that take messages would wait behind this for an open transaction, so leave it for another time.
+            -- Another transaction uses the consumer. Waiting for it would make sessions that take messages wait, too, so leave
+            -- the consumer to a later run.
             null;
         when dependent_objects_still_exist then
             raise warning '%', sqlerrm;
@@ -149,8 +150,9 @@ declare
 begin
     perform set_config('lock_timeout', pgchange.patience('1 s'), true);
     deleted := coalesce((select mbus.sweep_some(q) from mbus.queue as q where q.qname = maintain_queue.qname), 0);
-    -- The positions come last, because they stay locked until this transaction ends. The number of locks is limited to about a thousand,
-    -- because more may not fit into the lock table of the server. The order is random, so that each consumer gets its turn.
+    -- Move the positions last, because they stay locked until this transaction ends. The number of locks is limited to about a
+    -- thousand, because more may not fit into the lock table of the server. The order is random, so that each consumer gets its
+    -- turn.
     for passing in
         select q as queue, c.id as consumer
         from mbus.queue as q
@@ -180,7 +182,7 @@ begin
         deleted := deleted + mbus.maintain_queue(name);
         exit when clock_timestamp() > statement_timestamp() + interval '500 ms';
     end loop;
-    -- Last, because it blocks takes from the queue of a removed consumer until this transaction ends.
+    -- Remove temporary queues last, because that blocks takes from the queue of a removed consumer until this transaction ends.
     perform mbus.clear_tempq();
     return deleted;
 end

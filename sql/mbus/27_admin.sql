@@ -122,9 +122,9 @@ begin
         raise undefined_object using message = format('there is no message %s to put back', msgiid),
             hint = 'put it back in the transaction that received it';
     end if;
-    -- Its poster may have set any value.
+    -- The poster of the message may have set the property to any value.
     tries := coalesce(substring(message.properties -> 'tries' from '^[0-9]{1,8}$')::integer, 1) + 1;
-    -- A consumer may put it back without the right to post.
+    -- A consumer may put a message back without the right to post.
     execute format(
         'insert into mbus.%I (data, headers, properties, delayed_until, expires, iid, not_for) values ($1, $2, $3, $4, $5, $6, $7) '
         'returning id', 'log$' || known.qname)

@@ -4,7 +4,8 @@
 -- and they count as received only after the ack. Each worker of a consumer holds a lock, its slot, and a batch belongs to the
 -- slot of its worker. If no session holds the slot of a batch, the next claim of any worker gets this batch.
 
--- Take a free slot of the 64 of a consumer's feed, until the transaction ends. Reads no table, so that it holds no other lock.
+-- Take a free slot among the 64 of a consumer's feed, until the transaction ends. This reads no table, so that the transaction
+-- holds no other lock.
 create function mbus.take_lock(qname text, cname text) returns boolean
 language plpgsql security definer as $$
 begin
@@ -23,7 +24,7 @@ language sql stable security definer as $$
     select exists (select from mbus.held_slots(qname, cname))
 $$;
 
--- The consumer of a feed, if the caller may consume by it; else raises an error.
+-- The consumer of a feed. Raises an error if the caller may not consume by it.
 create function mbus.feed_consumer(caller name, qname text, cname text) returns mbus.consumer
 language plpgsql stable as $$
 declare
@@ -71,7 +72,7 @@ language sql volatile as $$
     select coalesce(mark.leased_until > pg_catalog.clock_timestamp(), false)
 $$;
 
--- The batches of a consumer that were claimed and are not at work, the batch of the given slot first.
+-- The batches of a consumer that were claimed and are not at work. The batch of the given slot comes first.
 create function mbus.pending(qname text, c mbus.consumer, slot integer) returns setof mbus.batch
 language plpgsql stable as $$
 begin
@@ -84,7 +85,7 @@ begin
 end
 $$;
 
--- Return the messages of a batch to its consumer. Some of them were taken or deleted, so the batch is not the same any more.
+-- Dissolve a batch, some of whose messages were taken or deleted: return the others to the consumer.
 create function mbus.dissolve(known mbus.queue, mark mbus.batch) returns void
 language plpgsql as $$
 declare

@@ -16,7 +16,7 @@ begin
 end
 $$;
 
--- A batch with some messages of the record with a number, or all of them.
+-- Make a batch of some messages of the record with this number, or of all of them.
 create function mbus.batch_of(known mbus.queue, c integer, number bigint, version bigint, ids bigint[]) returns jsonb
 language plpgsql stable as $$
 declare
@@ -35,15 +35,15 @@ begin
     into slices, lowest, highest from sliced as s;
     execute format('select l.added from mbus.%I as l where l.id = $1', 'log$' || known.qname) into oldest using lowest;
     return jsonb_build_object(
-        -- Not made of numbers, because a restored database assigns them again to other messages.
+        -- The id is random. An id made of numbers could come again in a restored database, for other messages.
         'id', gen_random_uuid(),
         'version', version, 'first_claimed_at', clock_timestamp(), 'count', cardinality(ids), 'slices', slices, 'oldest', oldest,
         'bounds', jsonb_build_object('number', number, 'consumer', c, 'lowest', lowest, 'highest', highest));
 end
 $$;
 
--- The next part of a split batch, from the result of pgchange.halves() or pgchange.parts_behind(): the first of the messages that
--- the record still has.
+-- Make the next part of a split batch from the result of pgchange.halves() or pgchange.parts_behind(). It has the first
+-- messages that the record still has.
 create function mbus.part(known mbus.queue, mark mbus.batch, split jsonb) returns jsonb
 language plpgsql as $$
 begin
@@ -80,7 +80,7 @@ begin
         select b.* into mark from mbus.batch as b
         where b.consumer = c.id
           and (b.slot = my_slot or b.slot not in (select h.slot from mbus.held_slots(claimed.qname, claimed.cname) as h))
-          -- Others process the leased batches, and this worker goes on with the next messages.
+          -- Leave leased batches to their owners. This worker goes on with the next messages.
           and not mbus.is_leased(b)
         order by b.slot <> my_slot, b.number
         limit 1
@@ -99,7 +99,7 @@ begin
 end
 $$;
 
--- Claim a batch again for this slot, with the attempt counted, or the first of its parts.
+-- Claim a batch again for this slot: the whole with its attempt counted, or the first of its parts if it is split.
 create function mbus.claim_again(caller pgchange.caller, qname text, cname text, "position" jsonb, batch jsonb, split jsonb)
 returns jsonb
 language plpgsql as $$
@@ -135,7 +135,7 @@ begin
     if ids = '{}' then
         return null;
     end if;
-    -- Claimed messages are not received before the ack.
+    -- A claim does not receive messages: they are received by the ack.
     delete from mbus.receipt as r
     where r.queue = known.id and r.consumer = c and r.id = any (ids) and r.txid = pg_current_xact_id();
     insert into mbus.batch (consumer, slot, batch, count, lowest, highest)
@@ -172,7 +172,7 @@ begin
         select coalesce(l.iid, %2$L || l.id), l.id, hstore_to_jsonb(l.data), hstore_to_jsonb(l.properties),
                hstore_to_jsonb(l.headers || hstore('destination', %3$L)), l.added
         from mbus.apart as a
-        -- A single lookup for each, however few rows the planner expects.
+        -- With offset 0, the plan is one lookup for each message, however few rows the planner expects.
         cross join lateral (select x.* from mbus.%1$I as x where x.id = a.id offset 0) as l
         where a.consumer = $1 and a.batch = $2 and a.id > $3 and a.id <= $4
         order by a.id

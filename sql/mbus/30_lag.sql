@@ -19,7 +19,7 @@ begin
     select coalesce(array_agg(s.id), '{}'), count(*) filter (where s.due > clock_timestamp()) into waiting, delayed
     from unnest(seen.special) as s
     where not mbus.can_be_had(s)
-       -- A claim would set it aside, too, behind a message apart with the same key.
+       -- Such a message would be set apart by a claim, too, behind a message apart with the same key.
        or s.key is not null and exists (select from mbus.apart as a where a.consumer = c and a.key = s.key and not a.failed);
     ready := array(select abs(i) from unnest(seen.ids) as i where abs(i) <> all (waiting));
     more := cardinality(seen.ids) > upto;
@@ -44,7 +44,7 @@ begin
     if horizon <= id then
         return 0;
     end if;
-    -- Late messages are before the id.
+    -- Leave late messages out, because they are before the id.
     stands.late_xids := '{}';
     for n in 0..many - 1 loop
         stands.low := id + n * distance;
@@ -113,7 +113,7 @@ begin
         raise invalid_parameter_value using message =
             'the lag cannot be computed: upto must not be negative or null; give the number up to which messages are counted';
     end if;
-    -- A few more than requested, because some of the first may have to wait.
+    -- Read a few more messages than requested, because some of the first may have to wait.
     log := mbus.ahead_in_log(known, c.id, least(greatest(upto, 1000), 1000000));
     apart := mbus.ahead_apart(known, c.id, upto);
     select coalesce(sum(b.count), 0) as counted, min((b.batch ->> 'oldest')::timestamptz) as oldest into left_over

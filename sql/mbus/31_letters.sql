@@ -155,7 +155,7 @@ begin
         raise exception using errcode = 'PC012', message = format('unknown consumer:%s', address ->> 'consumer'),
             hint = 'make the consumer, or drop the letter; mbus.dmq has the messages';
     end if;
-    -- If all these consumers are gone, the message would go to all consumers.
+    -- If all these consumers were dropped, the message would go to all present consumers.
     if jsonb_typeof(content -> 'consumers') = 'array' and not exists (
         select from mbus.consumer as c where c.qname = address ->> 'queue' and content -> 'consumers' @> to_jsonb(c.id))
     then
@@ -180,7 +180,7 @@ comment on function mbus_sealed.check_letter(pgchange.caller, jsonb, jsonb) is
 -- A part of a message in a readable form. A long part is left out.
 create function mbus.shown(held hstore) returns jsonb
 language sql stable as $$
-    -- Do not even read a value that is long in its stored form.
+    -- Do not even read a value whose stored form is long.
     select case when pg_column_size(held) > 20000 or octet_length(held::text) > 20000
                 then to_jsonb('left out: it is longer than 20 kB'::text)
                 else hstore_to_jsonb(held) end

@@ -17,7 +17,7 @@ begin
     where d.letter = erase_letter.letter
       and case when field is null then d.iid = key else coalesce(key in (d.properties -> field, d.data -> field), false) end;
     get diagnostics erased = row_count;
-    -- The last message took the letter with it.
+    -- Erasing the last message has deleted the letter, too.
     update pgchange.letter as l set
         content = l.content || jsonb_build_object('messages', greatest((l.content ->> 'messages')::bigint - erased, 0)),
         changes = greatest(l.changes - erased, 0)

@@ -32,7 +32,7 @@ create table mbus.saga_message (
     changed_at timestamptz not null default clock_timestamp()
 );
 create index on mbus.saga_message (saga);
--- Begins with the queue of the message, to find the latest sagas for a caller who may see few of them.
+-- The index begins with the queue of the message. With it, the latest sagas are found for a caller who may see few of them.
 create index on mbus.saga_message (mbus.qname_of(iid), saga);
 comment on table mbus.saga_message is
     'The messages of sagas. kind: a step, the end of the steps, the bung, a compensation, or the end of the compensations. after: '

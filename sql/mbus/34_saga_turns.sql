@@ -107,7 +107,7 @@ begin
         where s.id = message.saga and s.state = mbus.turn_of(message.kind)
         returning s.* into known;
     else
-        -- The row lock keeps others from rolling back between this and the commit.
+        -- The lock of the row keeps others from rolling the saga back before this transaction commits.
         select s.* into known from mbus.saga as s where s.id = message.saga and s.state = mbus.turn_of(message.kind) for share;
     end if;
     if known.id is null then
@@ -133,7 +133,7 @@ begin
     if turn is null then
         return false;
     end if;
-    -- It was not tried if an earlier message was lost.
+    -- If an earlier message was lost, the step was not tried, so the attempt does not count.
     update mbus.saga_message as m set
         tries = (turn ->> 'tries')::integer + case when turn ->> 'lost' is null then 1 else 0 end, error = saga_try_again.error, changed_at = clock_timestamp()
     where m.iid = msgiid;
@@ -176,7 +176,7 @@ begin
     for known in
         select s.* from mbus.saga as s
         where s.state = 'forward' and s.deadline < clock_timestamp()
-          -- If all steps are done, only its end is missing.
+          -- If all steps are done, only the end message is missing, so the saga is not rolled back.
           and exists (select from mbus.saga_message as m where m.saga = s.id and m.kind = 'step' and not m.done)
         order by s.id
         for update skip locked
@@ -195,7 +195,7 @@ language plpgsql as $$
 declare
     each_iid text;
 begin
-    -- Wait for the bung: no handler has it in work, and without this the compensations would be blocked for ever.
+    -- Wait until no handler has the bung in work. If the bung were not taken, the compensations would be blocked for ever.
     perform mbus.take_for(mbus.queue_of(m.iid), m.iid, null)
     from mbus.saga_message as m where m.saga = known and m.kind = 'bung' and (mbus.queue_of(m.iid)).id is not null;
     for each_iid in
@@ -217,7 +217,7 @@ begin
     perform set_config('lock_timeout', pgchange.patience('100 ms'), true);
     perform mbus.take_for(mbus.queue_of(msgiid), msgiid, null);
 exception when lock_not_available or deadlock_detected or sqlstate 'PC015' then
-    -- Its handler will learn that the turn is over. Waiting for it could be a deadlock.
+    -- The message is in work. Its handler will learn that its turn is over. Waiting for the handler could be a deadlock.
     null;
 end
 $$;

@@ -1,9 +1,9 @@
 -- The state of every saga, why it is stuck, and deleting sagas that have ended.
 
--- That a saga is neither done nor rolled back in time; null if it is, or still may be.
+-- The reason why a saga is late: it is neither complete nor rolled back in time. Null if it is, or still can be.
 create function mbus.lateness(known mbus.saga) returns text
 language sql stable as $$
-    -- A rollback is late if it takes longer than the time that the deadline gave the steps.
+    -- A rollback counts as late if it takes longer than the time from the saga's start to its deadline.
     select coalesce(mbus.overdue(known), (
         select format('it is not undone after %s', (clock_timestamp() - known.changed_at)::interval(0))
         where known.state = 'rolling back' and clock_timestamp() - known.changed_at > known.deadline - known.started_at))
@@ -103,7 +103,7 @@ language sql stable as $$
     select exists (select from mbus.saga_message as m where m.saga = known and mbus.qname_of(m.iid) = any (queues))
 $$;
 
--- Of the latest sagas with messages in each of these queues, those that have ended.
+-- The ended sagas among the latest sagas of each of these queues.
 create function mbus.latest_ended_of(queues text[], most integer) returns setof mbus.saga
 language sql stable as $$
     -- Look up the latest sagas of each queue by its index, however many sagas have messages in other queues. Sagas that have not
@@ -195,7 +195,7 @@ begin
                case
                    when is_forward and m.done then 'done'
                    when not is_forward and m.done and c.done then 'compensated'
-                   -- Another consumer that receives a message that is done may give it up all the same.
+                   -- A message can be done although another consumer that received it has given it up.
                    when m.iid = cause or exists (select from mbus.dmq as d where d.iid = (t.turn).iid and not (t.turn).done) then 'refused'
                    when exists (select from mbus.claims_of(t.turn) as w where w.at_work and not (t.turn).done) then 'in work'
                    when is_forward then case when m.step = any (at) then 'ready' else 'waiting' end
@@ -235,7 +235,7 @@ begin
             where m.saga = known.id and not m.done and m.kind in ('step', 'compensation') and mbus.turn_of(m.kind) = known.state
             offset 0
         ) as t
-        -- In two steps, because entries() fails for a queue that was dropped.
+        -- Look up the queue first, because entries() fails for a queue that was dropped.
         cross join lateral (select t.queue as known where (t.queue).id is not null offset 0) as q
         cross join lateral mbus.entries(q.known, t.iid) as e
         cross join lateral (

@@ -66,9 +66,9 @@ comment on function mbus_sealed.address_of(pgchange.caller, text) is
 -- The number of messages of a queue in the dmq, counted up to a number and one more.
 create function mbus.dead_in(qname text, upto integer) returns bigint
 language sql stable as $$
-    -- The iids that begin with the name and a dot, by a range of bytes, in the order of the index. The order makes the planner
-    -- use the index. From PostgreSQL 18 on it knows the limit, and would otherwise read a table that begins with many messages of
-    -- other queues.
+    -- Count the iids that begin with the name and a dot, as a range of bytes, in the order of the index. The order makes the
+    -- planner use the index. From PostgreSQL 18 on, the planner takes the limit into account. Without the order it would read
+    -- the table, which may begin with many messages of other queues.
     select count(*) from (
         select from mbus.dmq as d where d.iid ~>=~ (qname || '.') and d.iid ~<~ (qname || '/')
         order by d.iid using ~<~ limit upto + 1) as x

@@ -67,7 +67,7 @@ begin
         'queue ' || known.qname, consumers,
         mbus.queue_functions(known) || array(select f from unnest(consumers) as c, unnest(mbus.consumer_functions(known, c)) as f),
         array(select kind || known.qname from unnest(array['qt$', 'all$', 'log$']) as kind));
-    -- First, because a post locks the queue that is copied from before this queue.
+    -- Lock the source queues first, because a post locks the queue from which it is copied before this queue.
     for each_name in select t.src from mbus.trigger as t where t.dst = known.qname loop
         perform mbus_sealed.drop_trigger(caller, each_name, known.qname);
     end loop;
@@ -97,8 +97,8 @@ $$;
 comment on function mbus_sealed.drop_queue(pgchange.caller, text) is
     'Drop a queue with its messages, consumers, functions and roles, without objects of others. The sequence of its ids stays.';
 
--- From the first queue under roles on, everybody may call the functions that check roles; a caller without a role gets the error
--- Access denied. This opens no table. pgchange.status() shows everybody what their rights on each feed allow.
+-- Let everybody call the functions that check roles, from the first queue under roles on. A caller without a role then gets the
+-- error Access denied. This gives access to no table. pgchange.status() shows each role what its rights on each feed allow.
 create function mbus.open_door() returns void
 language plpgsql as $$
 begin

@@ -12,7 +12,8 @@ begin
         where l.txid = any (array(select e.xid from mbus.lates($1) as e))
         $query$, 'log$' || known.qname)
     into late using known.qname;
-    -- Ids below those of any cluster's transactions. 2 belongs to no transaction, 1 to no message; late transactions follow.
+    -- Replace transaction ids by ids below those of any cluster's transactions. 2 belongs to no transaction, and 1 to no
+    -- message; ids of late transactions follow.
     execute format(
         'update mbus.%I as l set txid = coalesce(array_position($1, l.txid) + 2, 2)::text::xid8', 'log$' || known.qname)
     using late;

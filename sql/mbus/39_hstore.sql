@@ -35,7 +35,7 @@ begin
         join pg_proc as p on d.classid = 'pg_proc'::regclass and p.oid = d.objid
         join pg_namespace as n on n.oid = p.pronamespace
         where e.extname = 'hstore'
-          -- Without functions that only indexes and the type itself use. They have arguments or a result of a pseudotype.
+          -- Leave out functions that only indexes and the type itself use. They have arguments or a result of a pseudotype.
           and (p.proretset or (select t.typtype from pg_type as t where t.oid = p.prorettype) <> 'p')
           and not exists (select from unnest(p.proargtypes) as a join pg_type as t on t.oid = a where t.typtype = 'p')
     loop

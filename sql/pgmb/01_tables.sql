@@ -64,7 +64,7 @@ comment on table pgmb.events is
     'The log. An event whose id is in the future is delivered at that time. An event with a subscription_id is delivered to that '
     'subscription alone.';
 
--- For retention: retries are rare, and name events that will be read again.
+-- This index is for retention. Retries are rare, and name events that will be read again.
 create index events_retries on pgmb.events (id) where topic = 'pgmb-retry';
 
 create table pgmb.events_default partition of pgmb.events default;
@@ -163,7 +163,7 @@ alter table pgmb.published_2 alter column ids set storage plain;
 alter table pgmb.published_3 alter column ids set storage plain;
 alter table pgmb.dispatched alter column event_ids set storage plain;
 alter table pgmb.dispatched_default alter column event_ids set storage plain;
--- PostgreSQL must not move the short columns out in its place either.
+-- Let PostgreSQL not move the short columns out of the row in place of the array.
 alter table pgmb.dispatched
     alter column id set storage main, alter column group_id set storage main, alter column subscription_id set storage main;
 alter table pgmb.dispatched_default
@@ -210,7 +210,7 @@ create table pgmb.subscriptions (
     expiry_interval interval,
     condition_id integer not null references pgmb.condition,
     created_at timestamptz not null default clock_timestamp(),
-    -- Not shorter: a reader reports its subscriptions as active only now and then.
+    -- The interval must not be shorter, because a reader reports its subscriptions as active only from time to time.
     constraint expiry_interval_is_at_least_a_second check (expiry_interval >= interval '1 second'),
     -- Maintenance computes the expiry of each subscription: a single value out of range would make it fail for all.
     constraint it_expires_in_a_year_up_to_9999 check (

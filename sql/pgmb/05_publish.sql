@@ -41,7 +41,7 @@ create trigger published after insert on pgmb.events
     referencing new table as added
     for each statement execute function pgmb.publish();
 
--- The given ids that belong to a different event. Security definer, because publishers may not read the log.
+-- The given ids that belong to a different event. The function is security definer, because publishers may not read the log.
 create function pgmb.other_events(ids text[], topics text[], payloads jsonb[], metadata jsonb[], sids text[]) returns text[]
 language sql stable security definer
 set jit = off
@@ -57,9 +57,9 @@ as $$
         order by x.n)
 $$;
 
--- Move events that are to be delivered later from the default partition to pgmb.later. Moves ids from lower_id to before
--- upper_id, at most this many, or all, and returns how many. Dispatches have none. Only maintenance calls it, because it changes
--- pgmb.later_from.
+-- Move events of the future from the default partition to pgmb.later: those with ids from lower_id to before upper_id. Moves at
+-- most this many, or all if most is null, and returns how many. pgmb.dispatched has no such rows. Only maintenance calls this,
+-- because it changes pgmb.later_from.
 create function pgmb.set_aside(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id, most bigint) returns bigint
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -74,14 +74,15 @@ declare
     places tid[];
     schedules tid[];
 begin
-    -- Lock first: only a later statement sees the ctid of a row that another transaction changed meanwhile.
+    -- Lock the rows first, because only a later statement sees the ctid of a row that another transaction changed before the
+    -- lock.
     select array_agg(f.place), array_agg(f.schedule) into places, schedules
     from (
-        -- From the default partition. If publishers are locked out meanwhile, its size limits the time.
+        -- These rows are in the default partition. If publishers are locked out, its size limits how long they wait.
         select e.ctid as place, s.place as schedule
         from pgmb.events_default as e
-        -- A single lookup for each, by a range in the order of the key. With =, the planner could choose another plan if it
-        -- expects few rows.
+        -- Look up each row by a range in the order of the key. With =, the planner could choose another plan if it expects few
+        -- rows.
         cross join lateral (
             select x.ctid as place from pgmb.scheduled as x where x.event_id >= e.id and x.event_id <= e.id order by x.event_id limit 1
         ) as s
@@ -103,7 +104,7 @@ begin
 end
 $$;
 
--- Set events aside before others have to wait for it, this many at a time, until no more than some hundreds are left.
+-- Set most events aside before others have to wait for it: the given number at a time, until only some hundreds are left.
 create function pgmb.set_most_aside(
     tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id, most bigint default 10000
 ) returns void
@@ -144,7 +145,7 @@ as $$
 declare
     places tid[];
 begin
-    -- Lock first, as above.
+    -- Lock the rows first, as in set_aside(): only a later statement sees the ctid of a row that was changed before the lock.
     select array_agg(f.place) into places
     from (
         select x.ctid as place from pgmb.later as x
@@ -182,7 +183,7 @@ begin
     exception when lock_not_available or deadlock_detected then
         -- An open transaction has published such an event a second time. The other events must not wait for it.
     end;
-    -- In a different order each time, because an event may stay locked.
+    -- Take the events in a random order, because an event may stay locked.
     for one in
         select x.id from pgmb.later as x where x.id >= lowest and x.id < before order by random() limit least(most, 1000)
     loop

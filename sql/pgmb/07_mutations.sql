@@ -45,7 +45,8 @@ language sql stable as $$
           select from pg_proc as f join pg_class as c on c.relowner = f.proowner where f.oid = t.tgfoid and c.oid = tbl))
 $$;
 
--- The trigger because of which statement triggers see the updated rows of a MERGE on a partitioned table; null if there is none.
+-- The row trigger by which statement triggers see the rows that a MERGE updates on a partitioned table; null if the table has
+-- none.
 create function pgmb.push_guard(tbl regclass) returns name
 language sql stable as $$
     -- Any role with the right to create triggers on the table can use this name. 7 is the type of a row trigger before insert.

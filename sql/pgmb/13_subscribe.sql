@@ -52,7 +52,8 @@ language plpgsql as $$
 declare
     plan text;
 begin
-    -- PostgreSQL plans a query of "with" separately only where it must not evaluate the query less often than the text says.
+    -- PostgreSQL inlines a CTE that is used once unless it calls a volatile function. So if the plan has a CTE, the condition
+    -- is volatile.
     execute format(
         'explain (format json) with pgchange_whole as (select (%s' || chr(10) || ') as held from '
         '(select null::varchar as topic) as e, pgmb.subscriptions as s) select held from pgchange_whole', topical) into plan;
@@ -60,7 +61,7 @@ begin
 end
 $$;
 
--- As in a poll.
+-- Give these functions the settings of a poll.
 select pgchange.pin_settings('pgmb.compiles(text)', 'pgmb.is_volatile(text)');
 
 -- Refuse a condition that does not compile, and record what the condition reads.
@@ -163,11 +164,11 @@ begin
         -- Almost every call returns here. The statement below costs twice as much, even if it finds nothing.
         return 0;
     end if;
-    -- So that a reader does not wait for a transaction that changes or removes a subscription. The next call records such a
-    -- subscription as in use.
+    -- Skip subscriptions that another transaction is changing or removing, so that a reader does not wait for it. The next call
+    -- records these subscriptions as in use.
     with idle as (
         select s.id from pgmb.subscriptions as s
-        -- As a subquery, because PostgreSQL hashes a list of thousands only once, in any plan.
+        -- The ids are a subquery, because PostgreSQL hashes a list of thousands only once, in any plan.
         where s.group_id = gid and (sids is null or s.id in (select i.id from unnest(sids) as i(id)))
           and s.expiry_interval is not null
           and s.last_active_at + s.expiry_interval / 10 < now()

@@ -9,7 +9,7 @@ comment on type pgmb.match is 'Events that a subscription gets, in the order of 
 -- for a single subscription.
 create function pgmb.chunk_sql(skip_addressed boolean) returns text
 language sql immutable as $$
-    -- A lookup in the index for each id, whatever the statistics say. $2 and $3 leave out partitions.
+    -- Look up each id in the index, whatever the statistics say. With the bounds $2 and $3, PostgreSQL leaves out partitions.
     select 'unnest($1) as o(id) cross join lateral (select x.* from pgmb.events as x '
            'where x.id = o.id and x.id >= $2 and x.id <= $3 offset 0) as e'
            || case when skip_addressed then ' where e.subscription_id is null' else '' end
@@ -20,7 +20,7 @@ $$;
 create function pgmb.match_sql(condition pgmb.condition, addressed boolean) returns text
 language plpgsql immutable as $$
 declare
-    -- Where a table has no statistics yet, the planner confuses the two indexes, so this query determines which to use.
+    -- If a table has no statistics yet, the planner confuses the two indexes. So this query says which index to use.
     subscribed constant text := format(
         'cross join lateral (select s.id, s.group_id from pgmb.subscriptions as s where s.condition_id %s = %s '
         'and ($4 is null or s.id = any ($4)) and (%s' || chr(10) || ')%s offset 0) as s',
@@ -103,8 +103,8 @@ begin
         when others or assert_failure then
             reason := sqlerrm;
     end;
-    -- Failures are found by halving, first by event and then by subscription. If very many fail, only by subscription: the other
-    -- subscriptions get their events in any case.
+    -- Failures are found by halving: first the events, and then the subscriptions. If very many fail, only the subscriptions
+    -- are halved. The other subscriptions get their events in any case.
     if subscriptions is null and by_subscription then
         subscriptions := array(select s.id::text from pgmb.subscriptions as s where s.condition_id = condition.id order by 1);
     end if;

@@ -28,7 +28,8 @@ begin
 end
 $$;
 
--- Where events are cut into dispatches of a thousand: the first id of each dispatch but the first. ids must be in order.
+-- The places at which events are cut into dispatches of a thousand: the first id of each dispatch except the first. ids must be
+-- in order.
 create function pgmb.cuts(ids text[]) returns text[]
 language sql immutable as $$
     select array(select ids[g] collate "C" from generate_series(1001, cardinality(ids), 1000) as g)
@@ -72,10 +73,10 @@ begin
 end
 $$;
 
--- Replace the row that at was read from by a row with the next version. Also write the slices of groups, with one match for each
--- group, and with base as the time of their first dispatch. Both in a single statement, because a statement costs more than its
--- rows. total is the number of events before these. Returns how many events were dispatched to these groups. The caller holds the
--- lock of pgmb.dispatch_key().
+-- Replace the dispatcher's row, from which at was read, by a row with the next version. Write also the slices of groups, with
+-- one match for each group, and with base as the time of their first dispatch. Both are one statement, because a statement
+-- costs more than its rows. total is the number of events before these. Returns how many events were dispatched to these
+-- groups. The caller holds the lock of pgmb.dispatch_key().
 create function pgmb.move_dispatcher(
     inout at pgmb.dispatcher, matches pgmb.match[] default null, base bigint default null, total bigint default null, out written bigint
 )

@@ -21,19 +21,20 @@ declare
     on_time text[];
     last_id text;
 begin
-    -- By place, so that each event takes a single lookup, however few rows the planner expects.
+    -- Delete the events by their ctid, so that each takes a single lookup, however few rows the planner expects.
     with next as (
         select l.place from pgmb.late(at.snapshot, at.scheduled_upto, now_id) as l limit most
     ), gone as (
         delete from pgmb.scheduled as s where s.ctid = any (array(select n.place from next as n)) returning s.txid, s.event_id
     )
-    -- Count the rows that were found, not those that were deleted: maintenance may have set some of them aside in between.
+    -- Count the rows that were found, not the rows that were deleted: maintenance may have set some of them aside between the
+    -- two.
     select coalesce((select array_agg(g.event_id::text order by g.txid, g.event_id) from gone as g), '{}'), count(*) into ids, n
     from next as x;
     late := n >= most;
     more := late;
     if late then
-        -- The fields of at that separate the remaining events from those taken stay as they are.
+        -- Keep the fields of at, because they separate the events that are left from those that were taken.
         return;
     end if;
     most := most - n;
@@ -107,7 +108,7 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
-    -- A transaction that was dispatched in part is finished first.
+    -- If a transaction was dispatched in part, take the rest of it first.
     only_txid xid8 := at.partial_txid;
     last bigint[];
     next_txid xid8;

@@ -1,6 +1,7 @@
 -- Dispatching: a poll takes the next chunk of published events, finds the subscriptions that get them, and writes their slices.
 
--- About how many pairs of event and subscription a poll dispatches at most. A pair takes 28 bytes of memory, several times over.
+-- The approximate maximum of pairs of event and subscription that a poll dispatches. A pair takes 28 bytes, and a poll has it
+-- in memory several times.
 create function pgmb.most_pairs() returns bigint
 language sql immutable as $$
     select 1000000::bigint
@@ -31,7 +32,7 @@ begin
 end
 $$;
 
--- How many events can be matched at once if every subscription gets all of them.
+-- The maximum number of events in a piece. It fits into memory even if every subscription gets all of the events.
 create function pgmb.piece_size() returns integer
 language sql stable as $$
     select greatest(10, pgmb.most_pairs() / greatest(1, (
@@ -82,11 +83,13 @@ begin
     if taken.has_due then
         due := pgmb.take_due(at, chunk);
         if due.late then
-            -- While late events are left, published events wait, because the snapshot identifies the late events.
+            -- Late events are left. Let published events wait, because only the dispatcher's present snapshot identifies the
+            -- late events.
             taken.at := at;
             taken.ids := null;
         end if;
-        -- Otherwise both are dispatched, also while more events are due, because the dispatcher knows due events by their ids.
+        -- Without late events, dispatch due and published events together, even if more events are due: the dispatcher knows
+        -- due events by their ids.
         taken.ids := array(select i.id from unnest(due.ids || taken.ids) as i(id) order by i.id collate "C");
         taken.addressed := taken.addressed or cardinality(due.ids) > 0;
         taken.more := taken.more or due.more;
@@ -103,8 +106,8 @@ begin
 end
 $$;
 
--- Dispatch up to the given number of events, by default chunk_size(), one piece after another, until there are enough pairs of
--- event and subscription.
+-- Dispatch up to the given number of events, by default chunk_size(), in pieces that fit into memory. Stop early if there are
+-- enough pairs of event and subscription.
 create function pgmb.dispatch_pieces(
     at pgmb.dispatcher, upto pg_snapshot, most integer, piece integer, most_pairs bigint, out events bigint, out pairs bigint,
     out more boolean
@@ -117,7 +120,7 @@ begin
     events := coalesce(cardinality(few.ids), 0);
     pairs := 0;
     more := false;
-    -- A chunk has at least ten events, so its size matters only above ten.
+    -- A chunk has at least ten events. So up to ten, its size need not be computed.
     if few.is_all and events <= least(piece, coalesce(most, case when events <= 10 then 10 else pgmb.chunk_size() end)) then
         if events > 0 then
             part := pgmb.dispatch_taken(few.at, few.ids, few.addressed, most_pairs);

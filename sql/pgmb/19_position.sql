@@ -46,10 +46,10 @@ begin
         return here;
     end if;
     perform pgchange.check_position(consumer_name, "position", here, known.version);
-    -- Retention kept only what comes after a later position. If the dispatch that was read last has been deleted, so have been
-    -- some dispatches after it. A cursor that was moved to a time need not follow any dispatch.
+    -- Retention has kept only events after a later position. If the last dispatch before the cursor was deleted, later
+    -- dispatches may have been, too. A cursor that was set to a time need not be at a dispatch, so it is not checked.
     if at < known.from_version and pgmb.rank_of(cursor) between 1 and 68719476734 then
-        -- Nested, because the query costs much more than the comparison.
+        -- The query is nested in the condition, because it costs much more than the comparison.
         if not exists (
             select from pgmb.dispatched as d
             where d.group_id = gid and d.id >= cursor and d.id < left(cursor, 15) || 'g')
@@ -107,7 +107,7 @@ begin
         select d.id, d.alone, d.event_ids[1] as lowest, d.event_ids[cardinality(d.event_ids)] as highest
         from pgmb.dispatched as d
         where d.group_id = gid and d.id > after
-          -- So that partitions of the future, however many, are not read.
+          -- This condition leaves out partitions of the future, however many there are.
           and d.id < (select left(l.last_id, 15) || 'g' from pgmb.dispatcher as l order by l.version desc limit 1)
         order by d.group_id, d.id
     loop

@@ -50,9 +50,9 @@ begin
 end
 $$;
 
--- About how many dispatched events a group has not read. It reads the given number of dispatches; the rank of the last slice of a
--- dispatch is the number of the group's events in it. For the rest, up to the group's latest dispatch, it assumes the same share
--- of the group's events: total counts the events of all groups.
+-- An estimate of how many dispatched events a group has not read. It reads the given number of dispatches: the rank of the last
+-- slice of a dispatch is the number of the group's events in it. For the rest, up to the group's latest dispatch, it assumes
+-- that the group has the same share of all events. total counts the events of all groups.
 create function pgmb.estimate_unread(gid text, after text, dispatches integer) returns bigint
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -63,7 +63,7 @@ set jit = off
 as $$
 declare
     at constant pgmb.dispatcher := pgmb.dispatcher_now();
-    -- So that partitions of the future are not read.
+    -- Events before this id are dispatched, so partitions of the future are not read.
     before constant text := left(at.last_id, 15) || 'g';
     reached text := after;
     slice record;
@@ -100,9 +100,8 @@ begin
 end
 $$;
 
--- How many events are dispatched to a group and unread, and how many wait to be dispatched to any group. On a primary it
--- dispatches a chunk first if fewer events are ready than it counts up to. Events that an open transaction has published are not
--- counted.
+-- How many events are dispatched to a group and unread, and how many wait to be dispatched to any group. On a primary, it first
+-- dispatches a chunk if fewer than upto events are ready. Events of open transactions are not counted.
 create function pgmb.lag(gid text, "position" jsonb, upto integer) returns jsonb
 language plpgsql volatile security definer as $$
 declare
@@ -140,7 +139,7 @@ create function pgmb.point() returns jsonb
 language plpgsql volatile security definer as $$
 declare
     due text := pgmb.create_event_id(clock_timestamp(), 0);
-    -- Before the snapshot, so that the snapshot sees the transaction that has published the events set aside.
+    -- Read this before the snapshot. So the snapshot sees the transaction that has published the events set aside.
     aside boolean := pgmb.aside(due);
 begin
     return jsonb_build_object(

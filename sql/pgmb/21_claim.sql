@@ -34,8 +34,8 @@ begin
 end
 $$;
 
--- The next batch of a group, or null if nothing is ready. If fewer events are ready than the batch may have, it dispatches first.
--- Without a search_path of its own, because a claim waits for this function.
+-- The next batch of a group, or null if nothing is ready. If fewer events are ready than the batch may have, it dispatches
+-- first. The function has no search_path of its own, because a claim waits for this function.
 create function pgmb.choose(gid text, "position" jsonb, max_changes integer) returns jsonb
 language plpgsql volatile as $$
 declare
@@ -50,16 +50,16 @@ begin
             choice := pgmb.dispatched_batch(gid, after, max_changes);
         end if;
         exit when not polled.more;
-        -- The dispatch of a restored log gives the log a new place. After it there is more to do, so the loop comes here.
+        -- Dispatching in a restored log gives the log a new place. More events are left then, so the loop comes here again.
         source := jsonb_build_object('source', pgmb.here());
     end loop;
-    -- After the dispatch: removing a subscription whose condition does not end must not wait for that condition.
+    -- Do this after the dispatch. Otherwise, if a condition does not end, its subscription could not be removed meanwhile.
     perform pgmb.keep_alive(gid);
     return choice || jsonb_build_object('lsn', pg_current_wal_insert_lsn(), 'bounds', choice -> 'bounds' || source);
 end
 $$;
 
--- The recorded batch of a group, as a retry gets it.
+-- The recorded batch of a group, in the form for a retry.
 create function pgmb.again(gid text, batch jsonb) returns jsonb
 language plpgsql volatile as $$
 begin

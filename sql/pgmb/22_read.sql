@@ -43,7 +43,7 @@ language sql stable as $$
         select x.*, pg_catalog.row_number() over (order by x.id) as n
         from pgmb.events as x
         where x.id = any (d.event_ids[d.low + 1:d.high]) and x.id >= events_alone.lowest and x.id <= events_alone.highest
-          -- PostgreSQL prunes no partitions by an array, but it does by the ends of the array.
+          -- PostgreSQL prunes no partitions by an array, but it does by the first and the last id of the array.
           and x.id >= d.event_ids[1] and x.id <= d.event_ids[pg_catalog.cardinality(d.event_ids)]
         order by x.id
         offset 0
@@ -77,8 +77,8 @@ language sql stable as $$
         where x.id = r.id and x.id >= events_shared.lowest and x.id <= events_shared.highest offset 0) as e
 $$;
 
--- The events of a group after a cursor up to another, in order. For few events: they are collected first, by a plan that a
--- session keeps.
+-- The events of a group after a cursor up to another, in order. It is for few events: they are collected first, by a plan that
+-- the session keeps.
 create function pgmb.some_events(gid text, after text, upto text, lowest text, highest text, alone boolean)
 returns table (
     id text, topic varchar, payload jsonb, metadata jsonb, subscription_ids text[], dispatch text, rank bigint

@@ -105,18 +105,19 @@ begin
     if cursor is not null then
         perform pgmb.check_cursor(gid, cursor);
     end if;
-    -- PostgreSQL counts how often a session takes a lock. A client that reads ahead takes it once for each read, and releases it
-    -- once for each batch that it has handled. Another client must not read before the last of these.
+    -- A session can take an advisory lock several times, and PostgreSQL counts that. A client that reads ahead takes the lock
+    -- at each read, and releases it once for each batch that it has handled. So another client can read only after the last
+    -- batch.
     if not peek and not pg_try_advisory_lock(pgmb.lock_key(gid)) then
         return;
     end if;
-    -- Under the lock, because a lease is made under it.
+    -- Check this under the lock, because a lease is made under the lock.
     if not peek and pgmb.is_leased(gid) then
         perform pg_advisory_unlock(pgmb.lock_key(gid));
         return;
     end if;
     begin
-        -- Under the lock, because its former holder may have moved the group's cursor.
+        -- Read the cursor under the lock, because the former holder may have moved it.
         after := coalesce(cursor, (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
         run := pgmb.next_events(gid, after, chunk_size);
         upto := run.upto;

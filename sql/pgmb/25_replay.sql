@@ -64,8 +64,8 @@ begin
     end if;
     ids := pgmb.replay_older(
         sid, from_event_id, began,
-        -- Events that were committed late, or published with an id of their own, may be older than the first dispatch. They were
-        -- dispatched all the same, and undispatched events will be.
+        -- Events that were committed late, or published under an id of the publisher's choice, may be older than the first
+        -- dispatch. Include them if they were dispatched, or will be.
         case when from_event_id < began then array(
             select i.id
             from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id)
@@ -73,7 +73,7 @@ begin
             union all
             select u.event_id from pgmb.unread_events as u where u.event_id < began) end,
         max_events);
-    -- After the event itself if it was dispatched, else after its time.
+    -- Continue after the event itself if it was dispatched, else after its time.
     seen := (
         select d.id from pgmb.dispatched as d
         where d.group_id = gid and d.subscription_id = sid and d.id > from_event_id and from_event_id = any (d.event_ids)
@@ -85,7 +85,8 @@ begin
             where d.group_id = gid and d.subscription_id = sid
               and (d.id > coalesce(seen, from_event_id) or d.id = seen and i.id > from_event_id collate "C")
               and i.id <> all (ids)
-              -- A retry is for a single handler, which has had it. A copy is left out if the event that it copies is replayed.
+              -- Leave out retries, because each was for one handler, which got it. Leave out a copy if the event that it copies
+              -- is replayed, too.
               and not exists (
                   select from pgmb.events as e
                   where e.id = i.id and (

@@ -70,7 +70,7 @@ $$;
 -- moved, because a query may be reading them.
 create function pgmb.default_holds(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id) returns boolean
 language plpgsql
--- By the index, even if old statistics make the planner expect a row at once.
+-- Use the index, even if old statistics make the planner expect to find a row at once.
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
@@ -102,7 +102,8 @@ begin
     execute format('create table pgmb.%I (like %s including all)', name, tbl);
     perform pgchange.keep_to_owner(format('pgmb.%I', name)::regclass);
     if not exists (select from pg_index as i where i.indrelid = tbl and i.indisprimary) then
-        -- Without a key it needs an identity, or no row of it can be deleted under a publication for all tables.
+        -- If the partition has no key, it needs a replica identity. Otherwise no row can be deleted under a publication for all
+        -- tables.
         execute format('alter table pgmb.%I replica identity full', name);
     end if;
     execute format('comment on table pgmb.%I is %L', name, format('Of %s, from %s to before %s.', tbl, lower(span), upper(span)));
@@ -133,7 +134,7 @@ begin
     -- during the long wait, readers are kept out too.
     if stop_publishers then
         perform set_config('lock_timeout', '60s', true);
-        -- So that no autovacuum is at work on the default partition once publishers wait.
+        -- Take this lock first, so that no autovacuum is working on the default partition once publishers wait.
         execute format('lock table %s in share update exclusive mode', rest);
         execute format('lock table only %s in access exclusive mode', tbl);
     else
@@ -157,7 +158,7 @@ begin
     if spans = '{}' then
         return;
     end if;
-    -- Rows that have come since the last such call, which had no locks.
+    -- Set aside the rows that have come since the last call without locks.
     perform pgmb.set_aside(tbl, lower_id, upper_id, case when stop_publishers then null else 1000 end);
     if pgmb.default_holds(tbl, lower_id, upper_id) then
         raise object_in_use using message = format(
@@ -165,7 +166,8 @@ begin
             hint = 'rows of the present stay there, and pgmb.make_partitions() makes partitions that begin after them; '
                    'pgmb.place_scheduled() moves rows of the future out of the way';
     end if;
-    -- This reads the default partition now, once for all new partitions. Times between two of them have a partition already.
+    -- Adding the constraint reads the default partition once for all new partitions. Times between two of them have a partition
+    -- already.
     execute format('alter table %s add constraint pgchange_free check (id < %L or id >= %L)', rest, lower_id, upper_id);
     foreach span in array spans loop
         name := pgmb.partition_name(tbl, span);
@@ -179,7 +181,7 @@ begin
 end
 $$;
 
--- The partitions that were made ahead when the interval was longer than now, and that are still empty.
+-- The empty partitions that were made ahead while partition_interval was longer than now.
 create function pgmb.misfits(tbl regclass, current_ts timestamptz) returns regclass[]
 language plpgsql stable as $$
 declare
@@ -210,7 +212,7 @@ begin
     from pgmb.get_partitions_and_bounds(tbl) as p
     where p.lower_bound <= pgmb.create_event_id(current_ts, 0);
     if pgmb.default_holds(tbl, pgmb.create_event_id(lower, 0), pgmb.present()) then
-        -- Not the very next multiple, because attaching can take some seconds.
+        -- Do not choose the very next multiple, because attaching can take some seconds.
         lower := pgmb.end_of_partition(pgmb.extract_date_from_event_id(pgmb.present()) + interval '5 seconds', width);
         upto := greatest(upto, lower + width);
     end if;
@@ -218,7 +220,7 @@ begin
         select pgmb.extract_date_from_event_id(p.lower_bound) as begins, pgmb.extract_date_from_event_id(p.upper_bound) as ends
         from pgmb.get_partitions_and_bounds(tbl) as p
         where p.upper_bound > pgmb.create_event_id(lower, 0)
-          -- As a subquery, so that it runs only once, and not for each partition.
+          -- The misfits are a subquery, so that they are computed only once, and not for each partition.
           and p.partition_id <> all ((select pgmb.misfits(tbl, current_ts))::regclass[])
         union all
         select 'infinity', 'infinity'

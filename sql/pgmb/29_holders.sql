@@ -60,16 +60,14 @@ language sql stable as $$
 $$;
 
 -- Why dispatched events in a range of ids must be kept, a row for each event and holder. Reasons: the group has not read the
--- event; a condition failed for it (fault); a retry that is still to be read names it.
---
--- Without a search_path of its own, so that PostgreSQL inlines it. Then each branch of the union stops reading as soon as its caller
--- has enough rows.
+-- event; a condition failed for it (fault); a retry that is still to be read names it. The function has no search_path of its
+-- own, so that PostgreSQL inlines it. Then each branch of the union stops reading as soon as its caller has enough rows.
 create function pgmb.needs_after_dispatch(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
 language sql stable as $$
     select 'unread', c.group_id, i.id, c.since
     from pgmb.cursors() as c
-    -- From each cursor on, so that events which all groups have read are not read again.
+    -- Read dispatches from each cursor on, so that events which all groups have read are not read again.
     cross join lateral (
         select x.event_ids from pgmb.dispatched as x
         where x.group_id = c.group_id and x.id > c.cursor and x.event_ids[1] < upper
@@ -166,7 +164,7 @@ begin
             upto,
             (select min(o.bound collate "C") from unnest(others) as o(bound)
              where o.bound collate "C" > default_spans.lower_bound),
-            -- The last time that an id can express is not an end, because further ids of that time come after it.
+            -- The last time that an id can express is not an end, because further ids have that time.
             nullif(
                 pgmb.create_event_id(pgmb.end_of_partition(pgmb.extract_date_from_event_id(lower_bound), width), 0),
                 pgmb.create_event_id('infinity', 0)));

@@ -5,8 +5,8 @@
 -- of the transaction, so the other partitions are left to the next transaction. Emptied partitions are dropped later, several at
 -- once.
 
--- Free the space of a default partition from which all rows were deleted or, from an id on, set aside. Do nothing if it is in
--- use. Making the next partition reads all of that space.
+-- Free the space of a default partition. All of its rows must be deleted, or set aside from the id edge on. Do nothing if the
+-- partition is in use. This pays, because making the next partition reads all of that space.
 create function pgmb.shrink_default(tbl regclass, edge pgmb.event_id) returns void
 language plpgsql
 set lock_timeout = '50ms'
@@ -16,8 +16,8 @@ declare
 begin
     perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
     if pg_table_size(part) > 1024 * 1024 and not pgmb.default_holds(tbl, '', edge) then
-        -- If events for later are published all the time, some have come again. As few of them as possible are moved under the
-        -- lock.
+        -- If events of the future are published all the time, some are in the default partition again. Set most of them aside
+        -- before the lock is taken.
         perform pgmb.set_most_aside(tbl, edge, 'pmg');
         perform pgchange.lock_briefly(format('lock table only %s in access exclusive mode', part), '50 ms');
         perform pgmb.set_aside(tbl, edge, 'pmg', 1000);
@@ -74,7 +74,7 @@ language plpgsql security definer
 set lock_timeout = '200ms'
 as $$
 declare
-    -- The partitions of this quarter of an hour and of the last.
+    -- The number of the partition for this quarter of an hour. This partition and the one before it are not emptied.
     turn integer := extract(epoch from statement_timestamp())::bigint / 900 % 4;
     part text;
     filled boolean;
@@ -110,8 +110,8 @@ begin
 end
 $$;
 
--- As pgmb.holder_of, for a range that no session can write into now, in which all events that the snapshot sees are dispatched.
--- The caller has the lock pgmb.upkeep_key().
+-- Like pgmb.holder_of, for a range in which no session can write now, and in which all events that the snapshot sees are
+-- dispatched. The caller has the lock pgmb.upkeep_key().
 create function pgmb.holder_since(tbl regclass, lower pgmb.event_id, upper pgmb.event_id, seen pg_snapshot) returns text
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -174,7 +174,7 @@ begin
             return next format('postponed %s: it is in use', part.partition_id);
         end;
     end loop;
-    -- After all have been checked, because truncating a partition makes PostgreSQL plan every query again.
+    -- Truncate only after all have been checked, because truncating a partition makes PostgreSQL plan every query again.
     for part in select f.id from unnest(free) as f(id) loop
         execute format('truncate %s', part.id);
         return next format('emptied %s', part.id);
@@ -228,7 +228,7 @@ begin
     if tbl = 'pgmb.events'::regclass then
         perform pgchange.note_held('event', null, held);
     end if;
-    -- In any case, because the partition may have been in use when the last of its rows was deleted.
+    -- Do this even if no row was deleted now, because the partition may have been in use when its last rows were deleted.
     perform pgmb.shrink_default(tbl, pgmb.placed_from(current_ts));
     return query select * from pgmb.trim_some(tbl, free, seen);
 end
@@ -245,7 +245,8 @@ declare
     done text[] := '{}';
 begin
     perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
-    -- The parent first, as every reader and writer does, and then the default partition, which a drop locks too.
+    -- Lock the parent first, as every reader and writer does, and then the default partition, which dropping a partition locks,
+    -- too.
     perform pgchange.lock_briefly(format('lock table only %s in access exclusive mode', t), '50 ms')
     from unnest(array[tbl, pgmb.default_partition(tbl)]) as t;
     foreach part in array unwanted loop

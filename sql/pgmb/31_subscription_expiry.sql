@@ -18,7 +18,8 @@ begin
     get diagnostics gone = row_count;
     left_without := not exists (select from pgmb.subscriptions as s where s.group_id = gid);
     if left_without then
-        -- Otherwise a group made later with the same name would get the events that a running poll dispatches to this group.
+        -- Wait for a running poll. Otherwise the events that it dispatches to this group would go to a later group of the same
+        -- name.
         perform pgchange.lock_briefly(pgmb.dispatch_key(), '200 ms');
         delete from pgmb.subscription_groups as g where g.id = gid;
         perform pgchange.forget_claim('event', pgmb.name_of(gid));

@@ -105,7 +105,7 @@ begin
             pgmb.subscriptions_of(wanted.address), wanted.address ->> 'handler', wanted.events, wanted.error, 0, interval '0')
             is not null;
     else
-        -- Always with a subscription, because without it all groups would get them.
+        -- Publish with a subscription. Without it, all groups would get the events.
         insert into pgmb.events (topic, payload, metadata, subscription_id)
         select x.event ->> 'topic', x.event -> 'payload',
                coalesce(nullif(x.event -> 'metadata', 'null'), '{}') || jsonb_build_object('replay_of', x.event -> 'id'), sid
@@ -116,7 +116,7 @@ begin
         sent := found;
     end if;
     if not sent then
-        -- The subscriptions existed when this was checked.
+        -- The subscriptions existed at the check, and were deleted since.
         perform pgmb.refuse_letter(wanted.address);
     end if;
 end

@@ -27,9 +27,8 @@ comment on table pubsub.watermark is
     'partial_txid up to queue id partial_id. All commits below txid are processed. version counts batches and manual moves. '
     'source: the place to which the transaction ids belong.';
 
--- Set the txid of a watermark: the oldest transaction that its snapshot does not see.
--- By triggers, not as a generated column, so that setting it raises an error with the right call. Older manuals advised to set it
--- after a restore.
+-- Set the txid of a watermark: the oldest transaction that its snapshot does not see. A trigger does this, and not a generated
+-- column, so that a manual change raises an error with the right call. Older manuals advised to set txid after a restore.
 create function pubsub.follow_snapshot() returns trigger
 language plpgsql as $$
 begin

@@ -39,7 +39,7 @@ language sql stable as $$
           and c.txid >= greatest(pg_catalog.pg_snapshot_xmax(unread.after), unread.partial_txid, unread.low_txid)
           and c.txid < pg_catalog.pg_snapshot_xmax(unread.upto)
           and c.txid <= unread.high_txid
-          -- Only one lower bound: with two, the index scan may start at the lower.
+          -- The condition has only one lower bound. With two, the index scan may start at the lower bound.
           and (c.txid, c.id) > (
               greatest(pg_catalog.pg_snapshot_xmax(unread.after), unread.partial_txid, unread.low_txid),
               greatest(
@@ -69,8 +69,8 @@ language sql immutable as $$
 $$;
 
 -- The snapshot of a position, moved to the end of a gap if it ends inside the gap. A gap is a range of transactions without
--- commits of the branch (see revision.gap), so the same commits are unread. is_behind: whether the snapshot still ends before the
--- last gap of the branch. Without settings of its own, so that the plan of its caller takes it in.
+-- commits of the branch (see revision.gap), so the same commits are unread. is_behind: whether the snapshot still ends before
+-- the last gap of the branch. This function has no settings of its own, so that it is inlined.
 create function pubsub.over_gap(branch_id bigint, "position" pg_snapshot) returns table (after pg_snapshot, is_behind boolean)
 language sql stable as $$
     select moved.after, coalesce((

@@ -104,9 +104,8 @@ language sql security definer as $$
     returning true
 $$;
 
--- A watermark of this database as a position. schema: the latest version of the schema; here: the place; consumer: the consumer's
--- name.
--- Without settings of its own, so that it adds no cost to its callers.
+-- A watermark of this database as a position. schema: the latest version of the schema; here: the place; consumer: the
+-- consumer's name. The function has no settings of its own, so that it adds no cost to its callers.
 create function pubsub.position_of(w pubsub.watermark, schema integer, here text, consumer text) returns jsonb
 language sql stable as $$
     select pg_catalog.jsonb_build_object(
@@ -161,9 +160,9 @@ language sql immutable as $$
         'partial', null)
 $$;
 
--- Put a watermark at a place, if it is at version was and at place before; null means any. The place behind a batch also has the
--- id of its last commit, and whether it was read in order.
--- Without a search_path of its own, because acks call it.
+-- Put a watermark at a place, if it is at version was and at place before; null means any. The place behind a batch also has
+-- the id of its last commit, and whether it was read in order. The function has no search_path of its own, because acks call
+-- it.
 create function pubsub.put(
     consumer_id text, branch_id bigint, at jsonb, version bigint, source text, was bigint, before jsonb
 ) returns boolean

@@ -27,7 +27,7 @@ declare
     seen record;
 begin
     foreach part in array array[64, 8, 1] loop
-        -- Planning all partitions each time takes longer than keeping such a plan.
+        -- With many partitions, planning at each call takes longer than a kept generic plan.
         perform set_config('plan_cache_mode', 'force_generic_plan', true) where part = 1;
         select count(*) as commits, min(u.id) as first_id, max(u.id) as last_id, min(u.created_at) as oldest into seen
         from (
@@ -54,10 +54,10 @@ begin
 end
 $$;
 
--- How many commits are unread in each range, exact up to max_changes. Beyond that it is an estimate. The numbers of the queue
--- count the commits of all branches. So the estimate assumes the same share of this branch in the rest of the range up to its
--- latest commit. low_txid: commits before it are not counted. lowest, late: as for pubsub.unread(), for the ranges that are not
--- behind.
+-- How many commits are unread in each range, exact up to max_changes, and an estimate beyond. Numbers of the queue count the
+-- commits of all branches. So the estimate assumes that the branch has the same share of them in the rest of the range, up to
+-- its latest commit. low_txid: commits before it are not counted. lowest, late: as for pubsub.unread(), for the ranges that are
+-- not behind.
 create function pubsub.count_unread(ranges pubsub.unread_range[], low_txid xid8, lowest xid8, late xid8[])
 returns table (n bigint, counted bigint, exact boolean, age double precision)
 language plpgsql volatile rows 50
@@ -97,9 +97,9 @@ begin
 end
 $$;
 
--- How many faults may belong to each of these branches, up to a thousand. These are the faults of its tables, and of tables whose
--- branch comes from an expression. The cost grows with the number of tables that have faults, and not with the number of their
--- faults.
+-- How many faults may belong to each of these branches, up to a thousand. Counted are the faults of the branch's tables, and
+-- those of tables whose branch comes from an expression. The cost grows with the number of tables that have faults, and not
+-- with the number of faults.
 create function pubsub.faults(branch_ids bigint[]) returns table (branch_id bigint, faults bigint)
 language plpgsql stable security definer as $$
 begin
@@ -121,7 +121,7 @@ end
 $$;
 
 -- The result of lag() for a position, with the dead letter that it is to process again. waiting is null if nothing can wait.
--- Volatile and without settings of its own, so that the planner inlines it.
+-- The function is volatile and has no settings of its own, so that the planner inlines it.
 create function pubsub.lag_of(
     "position" jsonb, ready bigint, ready_exact boolean, ready_age double precision,
     waiting bigint, waiting_exact boolean, waiting_age double precision, faults bigint

@@ -17,8 +17,8 @@ begin
 end
 $$;
 
--- Refuse a position before trimmed history: that of a new consumer, of results from an earlier time, or of a move to an earlier
--- time.
+-- Refuse a position before trimmed history. It can be the position of a new consumer, of results from an earlier time, or of a
+-- move to an earlier time.
 create function pubsub.check_history(consumer_id text, branch_id bigint, "position" jsonb) returns void
 language plpgsql stable security definer as $$
 declare
@@ -31,8 +31,8 @@ begin
         perform pubsub.check_history(branch_id);
         return;
     end if;
-    -- Trimming keeps everything from the present position of a consumer on, not from an earlier position. After a move to the
-    -- beginning, that is the oldest commit that is left.
+    -- Trimming keeps everything from a consumer's present position on. It does not keep what follows an earlier position. A
+    -- consumer that was moved to the beginning starts with the oldest commit that is left.
     if not exists (
         select from pgchange.claim as c
         where c.kind = 'commit' and c.consumer = name
@@ -53,9 +53,9 @@ begin
 end
 $$;
 
--- The next batch for a consumer, or the batch that another server has chosen for it. Refused behind trimmed history. A part of a
--- batch in work is always chosen here, because the other server does not know the batch.
--- Without a search_path of its own, because claims call it.
+-- The next batch for a consumer, or the batch that another server has chosen for it. Refuses a position before trimmed history.
+-- A part of a batch in work is always chosen here, because the other server does not know the batch. It has no search_path of
+-- its own, because claims call it.
 create function pubsub.choose(
     consumer_id text, branch_id bigint, "position" jsonb, max_changes integer, in_order boolean, accept_trimmed boolean, choice jsonb
 ) returns jsonb

@@ -1,4 +1,4 @@
--- The queue rows that a commit causes.
+-- The triggers that put a commit in the queue of its branch.
 
 -- Put a commit of trunk or of a stable branch in the queue of its branch. Put a commit of trunk that is inserted approved in the
 -- queue of the approved branch, too.

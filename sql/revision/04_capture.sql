@@ -110,9 +110,10 @@ begin
 end
 $$;
 
--- The body of the trigger function of a table, written for its columns so that PostgreSQL keeps its plans. Each session keeps the
--- plans and the function for every table that it writes to, so both are short. A single query has all checks; if it fails, the
--- rows are handled one by one. "return old", which is null here, needs no plan; "return null" would.
+-- The body of the trigger function of a table. It is written for the table's columns, so that PostgreSQL keeps its plans. Each
+-- session keeps the function and its plans for every table that it writes to, so both are short. A single query makes all
+-- checks; if it fails, the rows are handled one by one. The function ends with "return old", which is null here and needs no
+-- plan; "return null" would need a plan.
 create function revision.capture_body(tbl regclass, key name[], key_types regtype[], branch_id bigint, expression text) returns text
 language sql stable as $$
     select format($body$

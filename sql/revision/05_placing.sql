@@ -43,7 +43,7 @@ begin
     new.key_types := pgchange.key_types(new.tbl, new.key);
     new.key_of := new.tbl;
     if tg_op = 'INSERT' then
-        -- If the table was tracked before, some of its rows may have been captured then. The empty snapshot 1:1: makes
+        -- If the table was tracked before, some of its rows may have been captured at that time. The empty snapshot 1:1: makes
         -- revision.enqueue_existing() look up every row in the queue.
         new.since := case
             when exists (select from revision.untracked as u where u.tbl = new.tbl) then '1:1:' else revision.committed_now() end;
@@ -185,9 +185,10 @@ language plpgsql as $$
 declare
     key_types constant regtype[] := pgchange.key_types(tbl, key);
 begin
-    -- Without an expression, the body names everything with its schema, also types and operators. Otherwise objects of the writer
-    -- could run with the owner's rights. A pinned search_path would cost more than the rest of the function. An expression has
-    -- the path under which it was checked. A key has the settings on which its text depends.
+    -- Without an expression, the function has no settings, and its body names everything with its schema, also types and
+    -- operators. Otherwise objects of the writer could run with the owner's rights. A pinned search_path would cost more than
+    -- the rest of the function. If there is an expression, the function has the search_path under which the expression was
+    -- checked. If keys are texts, it has the settings on which these texts depend.
     perform pgchange.place_function(
         function || '()',
         format(

@@ -52,8 +52,9 @@ begin
         return;
     end if;
     execute format('lock table %s in access share mode', known.tbl);
-    -- Reading the table may run code of its owner if it has an expression, or a policy, which may call any function. So it may if
-    -- the type of the key has changed, because of casts. In PostgreSQL 15, a view may also have replaced the table.
+    -- Reading the table may run code of its owner if there is an expression or a policy, which may call any function. It may
+    -- also do so if the type of the key has changed, because of casts. In PostgreSQL 15, a view may also have replaced the
+    -- table.
     if known.expression is not null or row_security_active(known.tbl) or not exists (
         select from pg_class as c
         where c.oid = known.tbl and c.relkind in ('r', 'p') and pgchange.key_types(c.oid, revision.key_columns(c.oid)) = known.key_types

@@ -19,14 +19,14 @@ language sql immutable as $$
         '(select pg_snapshot_xmax(pg_current_snapshot())::text::bigint)', pg_snapshot_xmin(since)::text)
 $$;
 
--- The transaction that made the transaction ids of the queue valid in this cluster, which is that of the installation or a
+-- The transaction from which on the transaction ids of the queue are valid in this cluster: that of the installation or of a
 -- rebase. Null if they are not valid.
 create function revision.native_from() returns bigint
 language sql stable security definer as $$
     select revision.full_xid(o.xmin) from revision.origin as o where revision.is_native()
 $$;
 
--- Whether commits were trimmed that were written since a snapshot, in a branch or in any.
+-- Whether commits that were written since a snapshot have been trimmed, in the given branch or in any branch.
 create function revision.trimmed_since(branch_id bigint, since pg_snapshot) returns boolean
 language sql stable security definer as $$
     select exists (
@@ -34,8 +34,8 @@ language sql stable security definer as $$
         where t.branch_id = coalesce(trimmed_since.branch_id, t.branch_id) and t.commits > 0 and t.upto > pg_snapshot_xmin(since))
 $$;
 
--- The SQL condition that a row of a tracked table comes after a key, or before, by the given operator. The order is that of the
--- index of the key, as in revision.key_order(). All rows come after null.
+-- The SQL condition that a row of a tracked table comes after a key, or before it, depending on the operator. The order is that
+-- of the index of the key, as in revision.key_order(). All rows come after null.
 create function revision.beside_key(known revision.tracked, columns name[], alias name, operator text, key text) returns text
 language sql stable as $$
     select case when key is null then 'true' else (
@@ -119,8 +119,8 @@ begin
     into looked, upto, unclear;
     within := case when upto is null then 'false' else beyond || ' and ' || revision.beside_key(known, columns, row_alias, '<=', upto) end;
     if unclear > 0 and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id) then
-        -- The table has no branch of its own. A branch from an expression counts as shared if another table puts commits there, or
-        -- may do so.
+        -- Rows in doubt can be looked up only if no other table puts commits in the branch. A branch from an expression counts
+        -- as shared if another table puts commits there, or may do so.
         execute format($doubt$
             select exists (
                 select from (

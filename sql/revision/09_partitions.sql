@@ -203,14 +203,14 @@ language sql stable as $$
     where c.conrelid = 'revision.commit_queue_default'::regclass and b.bound is not null
 $$;
 
--- Whether writers would wait long while PostgreSQL reads the default partition.
+-- Whether the default partition is so large that writers would wait long while PostgreSQL reads it.
 create function revision.default_is_large() returns boolean
 language sql stable as $$
     select pg_relation_size('revision.commit_queue_default') > 16 * 1024 * 1024
 $$;
 
--- The lowest transaction id, at least lower, from which on the default partition has no rows. It gets none until this transaction
--- ends.
+-- The lowest transaction id from which on the default partition has no rows, but at least lower. The partition gets no such
+-- rows until this transaction ends.
 create function revision.end_of_default(lower bigint) returns bigint
 language plpgsql
 set lock_timeout = '200ms'

@@ -1,4 +1,4 @@
--- Maintenance of the partitions: those of the future, and those for the rows of the default partition.
+-- Maintenance of the partitions of the queue: partitions for the future, and partitions for the rows of the default partition.
 
 -- The bounds of the partitions to create, from lower on. If the rate is high, the partitions are wider than width, because each
 -- partition makes the planning of every query slower.
@@ -23,8 +23,9 @@ begin
 end
 $$;
 
--- The next range of the default partition's transaction ids that can move: all of them are settled, and no partition takes any of
--- them. It has a quarter of these ids, because each step reads the whole default partition, but at least width ids.
+-- The next range of transaction ids whose rows can move out of the default partition. All of these transactions have ended, and
+-- no partition takes the ids. The range has a quarter of the default partition's ids, because each step reads the whole
+-- partition, but at least width ids.
 create function revision.next_to_move(width bigint, out lower bigint, out upper bigint)
 language plpgsql stable as $$
 declare
@@ -78,7 +79,7 @@ begin
     select * into span from revision.moving();
     if span.lower is not null then
         return next revision.move_from_default(span.lower, span.upper);
-        -- Rows that have come meanwhile are left to the next run, because each step creates a partition.
+        -- Rows that have come in the meantime are left to the next run, because each step creates a partition.
         if pg_snapshot_xmin(pg_current_snapshot())::text::bigint - span.upper > span.upper - span.lower then
             return next 'left rows of the default partition to the next transaction';
         end if;

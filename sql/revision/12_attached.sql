@@ -60,7 +60,7 @@ comment on function revision.tracking() is
     'the trigger. key_trouble: why revision.track() would refuse the present key. without_key: rows without a key, which are in '
     'no commit, up to 1000. revision.recapture() repairs untriggered, key_renamed and departed.';
 
--- Create the capture of a table again for its present owner and its present key column, and return a line about it.
+-- Create the capture of a table again for its present owner and its present key columns. Returns a line about that.
 create function revision.mend_key(known revision.tracked) returns text
 language plpgsql as $$
 declare
@@ -119,7 +119,7 @@ begin
     for known in
         select t.* from revision.tracked as t join pg_class as c on c.oid = t.tbl where pg_has_role(current_user, c.relowner, 'usage')
     loop
-        -- First, because they are found by the trigger of the table, which changes below.
+        -- Do this first: the former partitions are found by the trigger of the table, which changes below.
         return query select d from revision.drop_departed(known) as d;
         select s.untriggered <> '{}' as lacks_triggers, s.key_renamed, p.proowner <> c.relowner as handed_on into broken
         from revision.tracking() as s
@@ -170,8 +170,8 @@ declare
     held text := revision.queue_column(known.key_types);
     row_alias name := (select c.relname from pg_class as c where c.oid = root);
     since pg_snapshot := case when revision.is_native() then known.since else '1:1:' end;
-    -- The transaction that attached the partition. If that was before the transaction ids became valid in this cluster, it is
-    -- unknown, so 1 stands for it.
+    -- The transaction that attached the partition. It is unknown if it is older than the transaction ids that are valid in this
+    -- cluster; then 1 stands for it.
     came_in bigint := (
         select coalesce(max(revision.full_xid(i.xmin)), 1) from pg_inherits as i
         where i.inhrelid = part and revision.full_xid(i.xmin) > revision.native_from());

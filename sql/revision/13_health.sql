@@ -1,4 +1,4 @@
--- Findings about commits.
+-- The findings of health about tracked tables, faults and the partitions of the queue.
 
 do $$
 begin

@@ -32,9 +32,9 @@ end
 $$;
 
 -- Return the current term of this catalogue, on a primary. A new term begins after a promotion, a restore or a restart of the
--- server. It also begins if the log is in another database or file.
--- While another transaction writes the catalogue, a new term is returned but not stored: that transaction or the next call
--- stores it. In PL/pgSQL, which caches its plans, because relays call this many times a second.
+-- server. It also begins if the log is in another database or file. While another transaction writes the catalogue, a new term
+-- is returned but not stored: that transaction or the next call stores it. The function is in PL/pgSQL, which caches its plans,
+-- because relays call this many times a second.
 create function topology.begin_term() returns topology.term
 language plpgsql volatile security definer as $$
 declare

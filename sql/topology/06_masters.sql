@@ -1,7 +1,7 @@
 -- The master of a replicaset, and the instance that is chosen as the next master. A failover records its choice before it promotes,
 -- so that a crash in between cannot lead to a second promotion.
 
--- Return an instance that may become the master. Raises an error if it belongs to another replicaset or is not Online.
+-- Return an instance if it may become the master. Raises an error if it belongs to another replicaset or is not Online.
 create function topology.candidate(home topology._pico_replicaset, instance text) returns topology._pico_instance
 language plpgsql volatile as $$
 declare

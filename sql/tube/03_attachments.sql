@@ -1,8 +1,8 @@
 -- The table, key columns, triggers and shard of an attachment, found again after a rename, a drop or a restore.
 
--- Whether a relation is the table of a tube's pods; false if that table was dropped.
--- A dump stores a dropped relation as an oid, and after a restore another relation may have this oid. So an oid alone proves
--- nothing. In PL/pgSQL, which keeps its plans, because every claim calls it.
+-- Whether a relation is the table of a tube's pods; false if that table was dropped. A dump stores a dropped relation as an
+-- oid, and after a restore another relation may have this oid. So an oid alone proves nothing. The function is in PL/pgSQL,
+-- which keeps its plans, because every claim calls it.
 create function tube.are_pods(rel regclass, tube text) returns boolean
 language plpgsql stable as $$
 declare
@@ -11,7 +11,7 @@ begin
     if told like 'Pods of tube %' then
         return starts_with(told, format('Pods of tube %s:', tube));
     end if;
-    -- A dump without comments also loses this comment.
+    -- A dump without comments also loses this comment. Then recognise the table by its columns.
     return (
         select count(*) = 4
         from pg_attribute as a
@@ -40,7 +40,7 @@ begin
     ) then
         return false;
     end if;
-    -- The triggers may have been dropped manually, so look for their functions, too.
+    -- The triggers may have been dropped by hand, so look for their functions, too.
     return not exists (
         select from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op)
         join pg_proc as p on p.proname = tube.function_name(attached.token, k.op)
@@ -72,7 +72,8 @@ begin
 end
 $$;
 
--- Whether a table is attached to a tube. Security definer, because an owner of the table may lose the right to see the tube.
+-- Whether a table is attached to a tube. The function is security definer, because an owner of the table may lose the right to
+-- see the tube.
 create function tube.is_attached(tube text, tbl oid) returns boolean
 language sql stable security definer as $$
     select (tube.attachment_of(tbl, tube)).tube is not null

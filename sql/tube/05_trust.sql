@@ -31,7 +31,7 @@ begin
         when class.relkind <> 'r' then 'become another kind of relation than an ordinary table'
         when class.relrowsecurity then 'row security'
         when exists (select from pg_rewrite as r where r.ev_class = pods) then 'a rule'
-        -- A foreign key adds triggers to both tables.
+        -- A foreign key adds a trigger to the table that it refers to, too.
         when exists (select from pg_trigger as t where t.tgrelid = pods) then 'a trigger'
         when exists (select from pg_inherits as i where i.inhparent = pods) then 'a child'
         when exists (select from pg_inherits as i where i.inhrelid = pods) then 'a parent'

@@ -167,7 +167,7 @@ create function tube.put_pods(
 ) returns void
 language plpgsql as $$
 declare
-    -- Name the column payload only if there is a payload, because a role without INSERT on this column may touch all the same.
+    -- Name the column payload only if there is a payload, because a role without INSERT on this column may touch ids, too.
     target constant text := format('insert into %s (op, shard, ids%s)', pods, case when payload is not null then ', payload' end);
     with_payload constant text := case when payload is not null then ', $5' else '' end;
 begin

@@ -55,7 +55,7 @@ declare
     found_late text := '';
 begin
     high := coalesce(high, 9223372036854775807);
-    -- Add this part only if there are such transactions, because for an idle worker planning is the main cost.
+    -- Add this part only if there are such transactions: an idle worker mainly costs the planning of its queries.
     if late <> '{}' then
         found_late := format($query$
             (

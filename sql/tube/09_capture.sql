@@ -57,8 +57,8 @@ $body$, attached.shard, attached.tube, full_name);
 end
 $$;
 
--- Whether the caller may insert into the columns of pods that a capture writes. In PL/pgSQL, because it runs for each statement
--- of some owners.
+-- Whether the caller may insert into the columns of pods that a capture writes. The function is in PL/pgSQL, because it runs
+-- for each statement of some owners.
 create function tube.may_put_ids(pods regclass) returns boolean
 language plpgsql stable as $$
 begin
@@ -93,7 +93,8 @@ language sql immutable as $$
     select case when before operator(pg_catalog.=) ids then ids else tube.united(ids, before) end
 $$;
 
--- The ids that are in either array. In PL/pgSQL, because otherwise each update would prepare a hash table for nothing.
+-- The ids that are in either array. The function is in PL/pgSQL, because otherwise each update would prepare a hash table for
+-- nothing.
 create function tube.united(ids anyarray, before anyarray) returns anyarray
 language plpgsql immutable as $$
 begin

@@ -65,7 +65,7 @@ $$;
 -- Which changes of a table are lost because the role of its capture may not insert pods; null if none are.
 create function tube.what_is_lost(capturer oid, pods regclass) returns text
 language sql stable as $$
-    -- The same checks as in the capture. By column numbers, because a dropped column raises an error if it is named.
+    -- Make the same checks as the capture. Name columns by their numbers, because naming a dropped column raises an error.
     select case
         when not has_sequence_privilege(capturer, 'tube.seq', 'usage')
              or not (has_table_privilege(capturer, pods, 'insert') or a.columns @> '{op,shard,ids}')

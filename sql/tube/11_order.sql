@@ -27,8 +27,8 @@ begin
 end
 $$;
 
--- Whether a type brings code of its own: operators for sorting that are not in pg_catalog, casts, or the check of a domain in it.
--- In PL/pgSQL, which keeps its plans, because every slice of a backfill calls it.
+-- Whether a type brings code of its own: operators for sorting that are not in pg_catalog, casts, or the check of a domain in
+-- it. The function is in PL/pgSQL, which keeps its plans, because every slice of a backfill calls it.
 create function tube.is_own_type(kind pg_type) returns boolean
 language plpgsql stable as $$
 declare
@@ -98,7 +98,7 @@ begin
             'name a column of a type that PostgreSQL provides');
     end if;
     begin
-        -- Check the type without the table: planning a query of the table runs functions in its indexes.
+        -- Check the type by a query without the table, because planning a query of the table runs functions in its indexes.
         execute format('select null::%1$s > null::%1$s', format_type(kind.oid, null));
     exception when undefined_function then
         perform pgchange.refuse(

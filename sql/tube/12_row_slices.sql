@@ -16,8 +16,8 @@ begin
 end
 $$;
 
--- The query of the next rows of a backfill: for each row its order, its id, and whether it is wanted. It includes all rows with
--- the order and id of the last row, because only some of them may be wanted.
+-- The query of the next rows of a backfill. For each row it returns the order, the id, and whether the predicate holds. It
+-- includes all rows with the order and id of the last row, because the predicate may hold for only some of them.
 create function tube.slice_sql(
     attached tube.attachment, order_col name, at tube.keyset, chunk integer, row_name name, wanted text
 ) returns text
@@ -48,7 +48,7 @@ language sql stable as $$
              else format('(%s) > (%s)', j.places, j.values) end,
         (select string_agg(format('%I.%I is not null', row_name, k.name), ' and ' order by k.place)
          from unnest(attached.key) with ordinality as k(name, place)),
-        -- With the alias of the row, because order by would take a bare name for a column of the select list.
+        -- Write the column with the alias of the row, because order by would take a bare name for a column of the select list.
         case when at.in_nulls then coalesce(j.id_places, j.places) else j.places end,
         chunk)
     from joined as j
@@ -151,8 +151,8 @@ begin
         if not has_predicate then
             raise;
         end if;
-        -- Determine the rows first, and judge them then. In the other order, rows that are deleted meanwhile would let rows into
-        -- the slice that were not judged.
+        -- Determine the rows first, and evaluate the predicate then. In the other order, rows that are deleted meanwhile would
+        -- let rows into the slice for which the predicate was not evaluated.
         execute tube.boundary_sql(
             attached.tbl, order_col, tube.slice_sql(attached, order_col, at, chunk, relation, 'true'), false)
         into looked_at, upto_value, upto_id, ids;

@@ -34,7 +34,7 @@ create function tube.check_predicate(predicate text, tbl regclass) returns void
 language plpgsql stable as $$
 declare
     probe refcursor;
-    -- Without virtual columns, because a trigger does not see their values.
+    -- Leave out virtual columns, because a trigger does not see their values.
     seen text := (
         select format('(select %s from %s)', string_agg(quote_ident(a.attname), ', ') filter (where a.attgenerated <> 'v'), tbl)
         from pg_attribute as a where a.attrelid = tbl and a.attnum > 0 and not a.attisdropped

@@ -29,7 +29,7 @@ begin
 end
 $$;
 
--- Whether functions of an attachment belong to a former owner of the table. The present owner may not replace these.
+-- Whether functions of an attachment belong to a former owner of the table. The present owner may not replace them.
 create function tube.is_anothers(attached tube.attachment) returns boolean
 language sql stable as $$
     select exists (

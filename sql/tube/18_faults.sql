@@ -34,7 +34,7 @@ language sql stable as $$
     order by f.id
 $$;
 
--- Delete the records of missed rows from before the begin of a backfill, because it adds these rows.
+-- Delete the records of rows that were missed before a backfill began, because it adds these rows.
 create function tube.clear_missed(tube text, tbl regclass, before timestamptz) returns void
 language sql as $$
     delete from tube.fault as f

@@ -5,7 +5,7 @@
 -- before all this is done, the repeated pods replace those that were waiting. Otherwise each move would add to the work of the
 -- next.
 
--- The condition of the control pods after which a downstream deletes rows of a table.
+-- The condition of the control pods that make a downstream delete rows of a table.
 create function tube.asks_for_giving_up(tbl text) returns text
 language sql immutable as $$
     select format(
@@ -77,7 +77,7 @@ begin
     from (
         select move.from_shard
         union
-        -- Shards that the table came from before, if pods of this shard still wait for them.
+        -- Find the shards from which the table came, if pods of this shard still wait for them.
         select m.from_shard from tube.moved as m where m.tube = known.name and m.to_shard = move.from_shard
     ) as o(shard)
     where o.shard <> move.to_shard;

@@ -40,8 +40,8 @@ declare
 begin
     perform pgchange.check_isolation();
     perform tube.check_table(tbl);
-    -- Lock its inheritance children, too: check_family would not see that another session is attaching one of them. A partition
-    -- cannot be attached.
+    -- Lock the inheritance children of the table, too. Otherwise check_family would not see that another session is attaching
+    -- one of them. A partition cannot be attached.
     for held in
         select c.oid from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid
         where not c.relispartition order by c.oid
@@ -77,7 +77,7 @@ begin
         case when agreed or before.tube is null then known.predicate else before.predicate end,
         case when before.token is null or tube.is_anothers(before)
              then left(md5(concat(tube, tbl::oid, clock_timestamp(), random())), 12) else before.token end, now(), tbl::oid);
-    -- Only for a new shard. Tables that got the same name by a rename must remain repairable.
+    -- Check this only for a new shard. Tables that got the same name by a rename must still be repairable.
     if before.shard is distinct from wanted.shard then
         perform tube.check_twin(wanted);
     end if;
@@ -144,7 +144,7 @@ begin
             perform pgchange.check_owner(each_one.tbl, 'detach it');
         end if;
         perform tube.hold_capture(each_one.tbl);
-        -- First, because a chunk of a backfill locks its row until it has read the table.
+        -- Fail the backfills first, because a chunk of a backfill locks its row until it has read the table.
         perform tube.fail_backfills(each_one.tube, each_one.tbl, 'the table was detached');
         going := going || each_one;
     end loop;

@@ -35,7 +35,7 @@ $$;
 create function tube.awaited(transactions text[], out names text, out xid xid, out duration interval)
 language sql volatile as $$
     select string_agg(distinct h.name, ', '), (array_agg(h.xid order by h.duration desc nulls last, age(h.xid) desc))[1],
-           -- As hours, however many there are: an interval with days has a space in its text.
+           -- Write the time as hours, however many there are, because an interval with days has a space in its text.
            make_interval(secs => max(extract(epoch from h.duration))::double precision)
     from (
         select coalesce(
