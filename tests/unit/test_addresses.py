@@ -59,7 +59,7 @@ from airflow_pgchange.events.addresses import may_connect, networks
         "ff02::1",
     ],
 )
-def test_what_is_not_public_is_refused(address):
+def test_an_address_that_is_not_public_is_refused_for_webhooks(address):
     assert not may_connect(address)
 
 
@@ -67,7 +67,7 @@ def test_what_is_not_public_is_refused(address):
     "address",
     ["1.1.1.1", "172.32.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8", "2002:808:808::1"],
 )
-def test_what_is_public_is_not_refused(address):
+def test_a_public_address_is_allowed(address):
     assert may_connect(address)
 
 
@@ -77,13 +77,13 @@ def test_only_the_networks_that_are_named_are_allowed():
     assert [may_connect(each, allowed) for each in asked] == 4 * [True] + 4 * [False]
 
 
-def test_what_is_refused_although_it_looks_public_can_be_named():
+def test_a_reserved_address_can_be_allowed_by_name():
     allowed = networks(["168.63.129.16", "2606:4700::/32", "::1.2.3.4"])
     asked = ["168.63.129.16", "2606:4700::5efe:10.0.0.1", "::1.2.3.4", "::1.2.3.5"]
     assert [may_connect(each, allowed) for each in asked] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("wrong", ["10.1.0.1/16", "all", "", "localhost"])
-def test_what_is_no_network_is_refused(wrong):
+def test_an_invalid_network_is_refused(wrong):
     with pytest.raises(InvalidArgument, match="allow names networks"):
         networks([wrong])

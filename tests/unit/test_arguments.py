@@ -63,7 +63,7 @@ TIMES = ("soon", -1, float("nan"), float("inf"), 10**400, timedelta(minutes=-1),
 
 
 @ONE
-def test_what_no_argument_can_be_is_refused_by_its_name(kind: Any, name: str) -> None:
+def test_an_invalid_argument_is_refused_by_its_name(kind: Any, name: str) -> None:
     if name in FIXED.get(kind, ()):
         return
     for wrong in refused_by(kind.arguments[name]):
@@ -137,7 +137,7 @@ def test_names_are_a_list_or_a_text_with_commas(given: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, "", " , ", [], [" "], [1], ["a", None], 5, True, b"a", {"a": 1}])
-def test_what_are_no_names_is_refused(wrong: Any) -> None:
+def test_a_value_that_is_no_list_of_names_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidArgument, match="tables"):
         kinds.names("tables", wrong)
 
@@ -159,7 +159,7 @@ def test_a_template_is_told_from_what_is_written_out(value: Any, told: bool) -> 
     assert is_template(value) is told
 
 
-def test_what_another_task_gives_is_checked_when_it_is_there() -> None:
+def test_a_value_of_another_task_is_checked_when_it_exists() -> None:
     with DAG("chained"):
         first = StartSagaOperator(task_id="start", saga=SAGA, data={})
         sensor = SagaSensor(task_id="end", saga=first.output)
@@ -168,7 +168,7 @@ def test_what_another_task_gives_is_checked_when_it_is_there() -> None:
         sensor.saga = "tour"
 
 
-def test_what_was_never_rendered_is_refused_before_the_task_does_anything() -> None:
+def test_a_template_that_was_never_rendered_is_refused_before_the_task_works() -> None:
     task = BatchOperator(task_id="task", feed=COMMITS, process=nothing, limit="{{ params.limit }}")
     with pytest.raises(InvalidArgument, match="limit must be a whole number"):
         task.pre_execute({})

@@ -183,7 +183,7 @@ def test_a_consumer_with_a_number_for_a_name_stays_text() -> None:
 
 
 @pytest.mark.parametrize("given", ["route_delay", "[]", 7])
-def test_what_is_no_feed_is_refused(given: object) -> None:
+def test_a_value_that_is_no_feed_is_refused(given: object) -> None:
     with pytest.raises(InvalidArgument, match="is not a feed"):
         feed_of(given)  # type: ignore[arg-type]
 

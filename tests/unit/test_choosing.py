@@ -51,7 +51,7 @@ def chosen(repo: Path, path: str, *lines: int) -> list[str]:
     return list(dict.fromkeys(choice.path.removeprefix("tests/") for choice in choices))
 
 
-def test_who_imports_a_module_is_chosen_and_nobody_else(repository):
+def test_only_tests_that_import_a_changed_module_are_chosen(repository):
     repo = repository({
         "pack/a.py": "def f(): ...\ndef g(): ...\n",
         "tests/test_a.py": "from pack.a import f\ndef test_it():\n    f()\n",
@@ -60,7 +60,7 @@ def test_who_imports_a_module_is_chosen_and_nobody_else(repository):
     assert chosen(repo, "pack/a.py") == ["test_a.py"]
 
 
-def test_who_uses_the_function_that_changed_comes_before_who_uses_its_neighbour(repository):
+def test_tests_of_the_changed_function_come_before_tests_of_its_neighbour(repository):
     repo = repository({
         "pack/a.py": "def f(): ...\n\n\ndef g(): ...\n",
         "tests/test_f.py": "from pack import a\ndef test_it():\n    a.f()\n",
@@ -296,7 +296,7 @@ def file(stem: str) -> Change:
         ("docs/how-to/queues", 1, "integration/messages/test_docs_queues.py"),
     ],
 )
-def test_those_that_are_about_a_source_file_come_first(graph, source, most, test):
+def test_tests_about_a_source_file_come_first(graph, source, most, test):
     paths = list(dict.fromkeys(choice.path for choice in rank(graph, [file(source)])))
     assert any(path.startswith(f"tests/{test}") for path in paths[:most])
 

@@ -53,7 +53,7 @@ class Rude(Exception):
         ("row 7 is no JSON", "row 7 is no JSON"),
     ],
 )
-def test_what_looks_like_a_secret_is_hidden_and_the_rest_is_not(text: str, told: str) -> None:
+def test_text_that_looks_like_a_secret_is_hidden_and_other_text_is_not(text: str, told: str) -> None:
     assert described(ValueError(text)) == f"ValueError: {told}"
 
 
@@ -110,7 +110,7 @@ def test_an_error_that_cannot_tell_itself_does_no_harm() -> None:
     assert described(Rude()).endswith("Rude: <exception str() failed>")
 
 
-def test_what_postgresql_cannot_store_is_left_out() -> None:
+def test_characters_that_postgresql_cannot_store_are_left_out() -> None:
     assert described(ValueError("a\0b\ud800c")) == "ValueError: ab?c"
 
 

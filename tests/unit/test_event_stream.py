@@ -22,7 +22,7 @@ def test_a_slice_is_behind_its_events_and_before_those_of_the_next():
     assert sorted({*places}) == places
 
 
-async def test_what_a_client_had_from_another_process_is_left_out():
+async def test_events_that_a_client_had_from_another_process_are_left_out():
     client = Client("su", Place(FIRST, FIRST), 1000)
     for place in (Place(FIRST, FIRST), Place(FIRST, SECOND)):
         client.put(place, message(place, "{}"))

@@ -62,7 +62,7 @@ def test_a_payload_that_changes_later_changes_nothing() -> None:
         ({"topic": "t", "id": event_id(NOON, 0), "at": NOON}, "either at or id"),
     ],
 )
-def test_what_no_event_can_be_is_refused_by_name(given: dict, said: str) -> None:
+def test_an_invalid_event_is_refused_by_name(given: dict, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         Event(**given)
 
@@ -70,7 +70,7 @@ def test_what_no_event_can_be_is_refused_by_name(given: dict, said: str) -> None
 @pytest.mark.parametrize(
     ("what", "value"), [("payload", {1, 2}), ("payload", float("nan")), ("metadata", {"at": NOON})]
 )
-def test_what_is_no_json_is_refused_by_name(what: str, value: object) -> None:
+def test_a_value_that_is_no_json_is_refused_by_name(what: str, value: object) -> None:
     with pytest.raises(InvalidArgument, match=f"the {what} of an event 't' is not JSON"):
         row_of(Event("t", **{what: value}))
 
@@ -99,7 +99,7 @@ def test_what_is_no_json_is_refused_by_name(what: str, value: object) -> None:
         {"topics": "t", "expiry": timedelta.max},
     ],
 )
-def test_what_no_topical_subscription_can_be_is_refused(given: dict) -> None:
+def test_an_invalid_topical_selection_is_refused(given: dict) -> None:
     with pytest.raises(InvalidArgument):
         topical(**given)
 
@@ -131,7 +131,7 @@ def test_a_backslash_in_params_is_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "", "x" * 49, None, "a/b"])
-def test_what_no_group_can_be_called_is_refused(name: Any) -> None:
+def test_an_invalid_name_of_a_group_is_refused(name: Any) -> None:
     for make in (
         EventFeed,
         lambda group: EventHandlers(group, [Handler("h", print)], ""),
@@ -142,7 +142,7 @@ def test_what_no_group_can_be_called_is_refused(name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["", None, "h\0", "h\ud800", "b/c"])
-def test_what_no_handler_can_be_called_is_refused(name: Any) -> None:
+def test_an_invalid_name_of_a_handler_is_refused(name: Any) -> None:
     with pytest.raises(InvalidArgument, match="the name of a handler"):
         Handler(name, print)
 

@@ -41,13 +41,13 @@ def test_a_commit_feed_keeps_the_contract():
         {"kind": "queue", "queue_name": "a\0", "consumer": "default"},
     ],
 )
-def test_what_is_no_feed_is_refused(given):
+def test_a_value_that_is_no_feed_is_refused(given):
     with pytest.raises(InvalidArgument):
         from_json(given)
 
 
 @pytest.mark.parametrize("uri", ["pgchange://[/commit", "pgchange://airline/commit?consumer=a"])
-def test_what_is_no_uri_of_a_feed_is_refused(uri):
+def test_a_text_that_is_no_uri_of_a_feed_is_refused(uri):
     with pytest.raises(InvalidArgument):
         from_uri(uri)
 

@@ -51,7 +51,7 @@ def test_an_ipv6_address_is_no_host_with_a_port() -> None:
     assert options(host="::1", port=5433)["host"] == "::1"
 
 
-def test_what_a_form_left_empty_says_nothing() -> None:
+def test_empty_fields_of_a_connection_are_left_out() -> None:
     assert options({"sslmode": "", "target_session_attrs": None}, host="db") == {"host": "db"}
 
 

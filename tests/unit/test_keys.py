@@ -64,7 +64,7 @@ def test_people_write_values_with_commas_between_them(given, types, key):
         ("{a,1},2", ("text", "bigint"), "no key"),
     ],
 )
-def test_what_is_no_key_is_refused(given, types, told):
+def test_a_text_that_is_no_key_is_refused(given, types, told):
     with pytest.raises(InvalidArgument, match=told):
         written(given, types)
 

@@ -30,13 +30,13 @@ def test_a_share_of_the_changes_is_one_of_changes_and_not_of_commits() -> None:
     assert latency.percentiles(0.5, 0.95, 0.99) == [1, 1, 9]
 
 
-def test_what_is_not_in_the_result_yet_is_left_out() -> None:
+def test_a_change_that_is_not_in_the_result_yet_is_left_out() -> None:
     latency = measured((0, "committed", 1), (0, "committed", 1), (2, "in_result", 1))
     assert latency.percentiles(1) == [2]
     assert measured((0, "committed", 1)).percentiles(0.5) == []
 
 
-def test_what_waited_for_the_first_result_can_be_left_out() -> None:
+def test_changes_before_the_first_result_can_be_left_out() -> None:
     latency = measured(
         (0, "in_result", 0),
         (0, "committed", 1),
@@ -49,7 +49,7 @@ def test_what_waited_for_the_first_result_can_be_left_out() -> None:
     assert measured((0, "committed", 1)).percentiles(1, started=True) == []
 
 
-def test_what_was_not_measured_is_not_reported() -> None:
+def test_a_figure_that_was_not_measured_is_not_reported() -> None:
     before = [(0, "committed", 2), (9, "in_result", 2)]
     whole = "commit to result: p50 9.0 s, p95 9.0 s"
     assert measured((0, "committed", 1)).report() == "no change came to the result"

@@ -103,5 +103,5 @@ def test_each_type_that_is_staged_goes_into_a_column_of_its_own_type(kind):
         ("numeric[]", "bigint[]"),
     ],
 )
-def test_what_would_be_rounded_guessed_or_reinterpreted_does_not_fit(kind, column):
+def test_a_type_that_would_be_rounded_guessed_or_reinterpreted_does_not_fit(kind, column):
     assert not _fits(kind, column)

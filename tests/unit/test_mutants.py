@@ -157,7 +157,7 @@ def test_a_condition_of_many_lines_is_found_whole() -> None:
     assert any("if true  -- why\n    then" in mutated for mutated in made["fixed condition"])
 
 
-def test_what_is_volatile_becomes_stable_and_nothing_else() -> None:
+def test_only_volatile_functions_become_stable() -> None:
     texts = {
         "create function f() returns int language sql as $$ select 1 $$": 1,
         "create function f() returns int language sql volatile as $$ select 1 $$": 1,
@@ -222,7 +222,7 @@ def test_annotations_decorators_and_docstrings_are_left_alone() -> None:
     assert of_file("airflow_pgchange/shop.py", code) == []
 
 
-def test_what_is_imported_for_annotations_only_is_left_alone() -> None:
+def test_imports_for_annotations_only_have_no_mutants() -> None:
     code = "if TYPE_CHECKING:\n    from a import B\n"
     assert of_file("airflow_pgchange/shop.py", code) == []
 

@@ -78,7 +78,7 @@ def test_a_kind_whose_names_could_be_those_of_another_is_refused(form: str) -> N
     "name",
     ["delays", "delays/0", "tube:/0", "tube:copies/x", "queue:/orders", "topology:", "commits:/0", ""],
 )
-def test_what_begins_as_the_names_of_a_kind_is_not_taken_for_one_of_another(name: str) -> None:
+def test_a_name_with_the_prefix_of_a_kind_is_never_that_of_another_kind(name: str) -> None:
     with pytest.raises(InvalidArgument, match="is not a consumer: write it as .* such as .*commits:delays/0"):
         consumers.named(name)
 

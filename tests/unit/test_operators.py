@@ -81,7 +81,7 @@ NO_FUNCTIONS = [
 
 
 @pytest.mark.parametrize(("kind", "arguments", "told"), NO_FUNCTIONS)
-def test_what_is_no_function_is_refused_where_it_is_written(
+def test_a_value_that_is_no_function_is_refused_in_the_constructor(
     kind: Any, arguments: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(told)):
@@ -198,7 +198,7 @@ def test_sql_can_be_in_a_file_that_is_a_template(tmp_path: Path, kind: Any, name
         (TubeAttachOperator, "key", "made.sql"),
     ],
 )
-def test_what_is_called_like_a_file_of_sql_is_not_looked_up_as_one(
+def test_a_text_that_looks_like_a_file_name_is_not_looked_up_as_sql(
     tmp_path: Path, kind: Any, field: str, named: Any
 ) -> None:
     (tmp_path / "audit.sql").write_text("something else")

@@ -38,7 +38,7 @@ def test_an_asset_names_its_consumer_and_both_of_its_databases() -> None:
     assert named(dag) == {Named(Place("airline", "flights"), "commits:delays/0")}
 
 
-def test_who_waits_for_every_worker_of_every_tube_names_each_of_them() -> None:
+def test_a_sensor_for_all_workers_names_each_worker_of_each_tube() -> None:
     with DAG("replayed", schedule=[feed_asset(AllTubes(), "airline")]) as dag:
         pass
     places = Places()
@@ -173,7 +173,7 @@ def test_the_same_connection_twice_is_one_database() -> None:
 @pytest.mark.parametrize(
     "node", [None, 7, {"uri": "pgchange://airline/unheard?"}, {"postgres_conn_id": "other"}]
 )
-def test_what_is_not_ours_names_nothing(node: Any) -> None:
+def test_a_task_that_is_not_ours_names_no_connection(node: Any) -> None:
     assert list(named_in(node)) == []
 
 
@@ -251,6 +251,6 @@ def letter(number: int, error: str) -> Letter:
         ({}, "idle"),
     ],
 )
-def test_one_word_says_how_a_consumer_stands(row: dict[str, Any], word: str) -> None:
+def test_the_state_of_a_consumer_is_one_word(row: dict[str, Any], word: str) -> None:
     idle = {"error": None, "at_work": False, "held_back_by": None, "ready": 0, "registered": True}
     assert datamodels.standing({**idle, **row}) == word

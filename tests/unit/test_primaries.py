@@ -129,7 +129,9 @@ def test_of_two_databases_that_of_the_results_is_on_its_primary_in_any_case(
         assert opened == [("results", True), ("changes", primary)]
 
 
-def test_what_a_copy_holds_is_read_on_the_primary(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_of_a_copy_are_read_on_the_primary(
+    opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A standby may lack rows that were just written to the copy."""
 
     def ask(*_: object) -> None:

@@ -42,7 +42,7 @@ PERMANENT = {
 }
 
 
-def test_what_no_other_try_mends_is_said_in_the_tree() -> None:
+def test_errors_after_which_a_retry_does_not_help_have_a_common_base() -> None:
     found = {
         one.__name__
         for one in vars(errors).values()

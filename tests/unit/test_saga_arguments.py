@@ -33,7 +33,7 @@ def poke(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     "saga", [True, 1.9, "1.9", "1.0", None, "", -1, "-1", "1_0", "\u0661", 10**25, [1], "one"]
 )
-def test_what_is_no_number_of_a_saga_is_refused(poke: Any, saga: Any) -> None:
+def test_a_value_that_is_no_number_of_a_saga_is_refused(poke: Any, saga: Any) -> None:
     with pytest.raises(InvalidArgument, match="saga must be the number of a saga"):
         poke(saga)
 

@@ -37,7 +37,7 @@ def test_the_keepalives_of_tcp_end_with_the_timeout():
     assert idle + interval * count == 120
 
 
-def test_what_a_person_says_of_keepalives_and_connecting_wins():
+def test_keepalives_and_timeouts_in_the_connection_string_win():
     given = conninfo_to_dict(complete("connect_timeout=33 keepalives_idle=7"))
     assert (given["connect_timeout"], given["keepalives_idle"]) == ("33", "7")
 

@@ -203,7 +203,7 @@ def test_client_mode_in_an_argument_counts_before_the_connection(spark):
 
 
 @pytest.mark.parametrize("name", OF_CLUSTER_MODE)
-def test_what_only_cluster_mode_has_is_refused(spark, name):
+def test_an_argument_of_cluster_mode_is_refused(spark, name):
     with pytest.raises(InvalidArgument, match=f"{name} needs deploy mode 'cluster'"):
         hook_of(operator(**{name: True}))
 

@@ -51,7 +51,7 @@ def test_a_task_without_a_connection_has_no_link() -> None:
     assert link_of(task) == ""
 
 
-def test_what_is_no_address_of_a_page_is_refused(operator: Any) -> None:
+def test_a_text_that_is_no_address_of_a_page_is_refused(operator: Any) -> None:
     # Before Airflow 3.3 an operator raises AirflowFailException from an error that no retry corrects.
     with pytest.raises(
         (InvalidArgument, AirflowFailException), match="pages: ui must be the address of Spark's pages"

@@ -32,7 +32,7 @@ def test_a_file_uses_only_what_stands_in_it_or_before_it(files):
     assert looking_forward(files) == []
 
 
-def test_whatever_is_made_says_what_it_is_for(files):
+def test_every_object_has_a_comment(files):
     assert without_comment(files) == []
 
 
@@ -114,7 +114,7 @@ def test_a_name_is_found_in_what_a_body_runs(body):
         "begin /* see shop.pay */ end",
     ],
 )
-def test_what_is_said_to_people_may_name_what_comes_later(body):
+def test_a_text_for_people_may_name_an_object_of_a_later_file(body):
     told = "comment on function shop.sell() is 'Then select shop.pay(1).';"
     assert forward(EARLY.format("plpgsql", body) + told, LATE) == []
 

@@ -47,7 +47,7 @@ def test_a_time_is_stored_as_its_text() -> None:
     ("start", "told"),
     [("soon", "'beginning', 'now', a time or a point"), ({}, "is not a point"), (7, "start")],
 )
-def test_what_is_no_start_is_refused(start: Any, told: str) -> None:
+def test_an_invalid_start_is_refused(start: Any, told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):
         CommitFeed("c", 0, start=start)
 

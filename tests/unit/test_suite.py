@@ -126,11 +126,11 @@ def measured(code: str, patience: float = 10.0) -> str:
     ).stdout.strip()
 
 
-def test_what_a_command_put_in_the_background_is_counted():
+def test_cpu_time_of_background_processes_of_a_command_is_counted():
     assert measured(in_the_background(SPEND)) == "0 True 0"
 
 
-def test_what_a_command_left_running_is_named_and_ended():
+def test_processes_that_a_command_left_running_are_named_and_ended():
     assert measured(in_the_background(SLEEP), patience=0.2).endswith(" 1")
 
 
@@ -215,7 +215,7 @@ def test_tests_that_could_run_on_the_other_server_are_counted(suite, pytester):
     suite().stdout.fnmatch_lines(["*left to make release-test: 2 tests*", "*2  on the other server"])
 
 
-def test_what_needs_hstore_runs_where_it_is(suite, pytester):
+def test_a_test_that_needs_hstore_runs_on_a_server_that_has_it(suite, pytester):
     pytester.makepyfile(ONE_OF_TWO.format(marker="@pytest.mark.hstore"))
     for chosen, server in (("both", "system"), ("17", "17")):
         assert [name for name in ran(suite("-v", "--servers", chosen)) if "two" in name] == [
@@ -249,7 +249,7 @@ def test_a_case_that_needs_hstore_is_in_each_run_whatever_its_test_is_called(sui
     assert other == {f"test_{n}[embedded-plain]" for n in range(8)}
 
 
-def test_what_is_left_to_the_release_is_said_with_its_reason(suite, pytester):
+def test_tests_that_are_left_to_the_release_are_listed_with_their_reason(suite, pytester):
     pytester.makepyfile(
         "import pytest\n@pytest.mark.release('as slow as the year')\ndef test_slow(): pass\ndef test_quick(): pass"
     )
@@ -271,7 +271,7 @@ def test_a_test_cannot_be_left_without_a_reason(suite, pytester):
     assert suite().ret == pytest.ExitCode.USAGE_ERROR
 
 
-def test_what_failed_last_time_runs_first_and_then_the_quickest(suite, pytester):
+def test_tests_that_failed_last_time_run_first_and_then_the_fastest(suite, pytester):
     pytester.makepyfile(
         test_a="import time\ndef test_slow(): time.sleep(0.2)",
         test_b="def test_quick(): pass",
@@ -310,7 +310,7 @@ def test_a_release_runs_each_test_file_on_each_server():
         assert servers <= {server for server in clusters.SERVERS for part in chosen if {name, server} <= part}
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
+def test_files_and_servers_of_a_killed_run_are_removed_by_the_next_run(tmp_path):
     left = tmp_path / f"{room.PREFIX}{2**31}"
     (left / "data").mkdir(parents=True)
     script = (

@@ -45,7 +45,7 @@ def test_a_table_is_one_asset_whichever_server_of_its_group_answers(conninfo: st
 
 @OF_THE_PROVIDER
 @pytest.mark.parametrize("name", ["order$items", "my table", "Größe", "a:b", "a%2Gb", "ends ", *HARD])
-def test_whatever_its_name_a_table_is_the_asset_that_airflows_provider_makes_of_it(name: str) -> None:
+def test_a_table_of_any_name_is_the_same_asset_as_in_airflows_provider(name: str) -> None:
     """Characters that end a part of a path, or that a URI drops, must be escaped in the asset."""
     escaped = re.sub(r"[/?#\n\t]", lambda found: f"%{ord(found[0]):02X}", name)
     theirs = postgres.create_asset(host="db", port=5433, database=escaped, schema=escaped, table=escaped)

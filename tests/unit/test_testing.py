@@ -119,7 +119,7 @@ def test_statements_are_recorded_as_they_are_executed_and_what_is_rolled_back_is
     )
 
 
-def test_what_a_statement_answers_is_read_in_every_way() -> None:
+def test_results_of_a_statement_can_be_read_in_every_way() -> None:
     connection = RecordedConnection(lambda statement: [(1,), (2,), (3,)])
     cursor = connection.execute("select")
     assert (cursor.rowcount, cursor.fetchone(), cursor.fetchmany(1), cursor.fetchall()) == (
@@ -135,7 +135,7 @@ def test_what_a_statement_answers_is_read_in_every_way() -> None:
 
 
 @pytest.mark.parametrize("read", ["fetchone", "fetchall", "fetchmany"])
-def test_what_needs_a_server_says_so(read: str) -> None:
+def test_a_helper_that_needs_a_server_raises_an_error_that_says_so(read: str) -> None:
     def select(batch: Any, changes: Any, connection: Any) -> None:
         getattr(connection.execute("select 1"), read)()
 
@@ -202,7 +202,7 @@ def test_the_task_of_a_dag_is_the_only_one_or_is_named() -> None:
         run_batch_once(DAG("e"), [1])
 
 
-def test_what_other_tasks_give_is_given() -> None:
+def test_values_of_other_tasks_can_be_given() -> None:
     with DAG("d") as dag:
 
         @task

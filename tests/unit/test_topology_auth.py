@@ -55,7 +55,7 @@ def proof(session, user, password, binding=None):
 
 
 @pytest.mark.parametrize(("user", "password"), [("ann", "secret"), ("bob", "word")])
-def test_who_knows_the_password_is_registered(users, user, password):
+def test_a_client_with_the_right_password_is_registered(users, user, password):
     session = Session(1, users)
     data, wishes = sent(session.receive(packet({**WORD, "user": user})))
     assert (b"SCRAM-SHA-256\0" in data, wishes) == (True, [])
@@ -98,7 +98,7 @@ def test_nothing_but_a_proof_is_taken_before_it(users):
 
 
 @given(st.binary(max_size=100), st.binary(max_size=100))
-def test_whatever_is_sent_as_a_proof_is_refused(users, first, final):
+def test_any_invalid_proof_is_refused(users, first, final):
     session = Session(1, users)
     list(session.receive(packet(WORD)))
     with pytest.raises(ClientRefused):
@@ -126,14 +126,14 @@ def test_a_file_of_users_that_is_none_is_refused_with_the_line(tmp_path, text, r
         read_users(path)
 
 
-def test_who_must_encrypt_is_told_so_before_anything_is_asked(users):
+def test_a_client_that_must_encrypt_gets_an_error_before_any_question(users):
     session = Session(1, users, encrypts=True, demands=True)
     found = refused(session, packet({"user": "ann"}))
     assert (found.sqlstate, str(found)) == ("28000", "this server takes encrypted connections only")
     assert found.hint == "connect with sslmode=require, or a stricter one"
 
 
-def test_who_encrypts_where_it_must_is_asked_for_a_password(users):
+def test_a_client_that_encrypts_as_required_is_asked_for_a_password(users):
     session = Session(1, users, encrypts=True, demands=True)
     assert sent(session.receive(request(SSL))) == (b"S", [Wish.ENCRYPT])
     assert kinds(sent(session.receive(packet(WORD)))[0]) == b"R"
@@ -175,7 +175,7 @@ def test_strangers_are_asked_for_as_many_iterations_as_users_are_each_as_often(t
     assert strangers.count("i=1") + strangers.count("i=2") == 300
 
 
-def test_who_comes_before_the_catalogue_was_reached_is_asked_when_it_is(tmp_path):
+def test_a_client_that_connects_early_is_asked_once_the_catalogue_is_reached(tmp_path):
     path = tmp_path / "users"
     path.write_text(f"ann {verifier('secret')}\n")
     users = read_users(path)

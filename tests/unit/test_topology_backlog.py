@@ -88,7 +88,7 @@ def wait_for(transport):
     return sum(len(piece) for piece, _ in transport.protocol._pieces)
 
 
-async def test_who_is_slower_than_a_burst_comes_through_it_and_delays_nobody(relay, log):
+async def test_a_client_that_is_slower_than_a_burst_gets_all_of_it_and_delays_no_other(relay, log):
     slow, quick = await client(relay, 1), await client(relay, 2)
     slow.full = True
     log.last = 1000
@@ -129,7 +129,7 @@ async def test_of_many_slow_clients_each_hears_everything_once_and_the_log_is_no
     assert sum(index < 300 for index in log.read) <= 300 // AT_ONCE
 
 
-async def test_who_takes_nothing_costs_no_reading_of_the_log(relay, log):
+async def test_a_client_that_reads_nothing_causes_no_reading_of_the_log(relay, log):
     slow, _ = await client(relay, 1), await client(relay, 2)
     slow.full = True
     log.last = 300

@@ -103,7 +103,7 @@ async def transport():
     made.protocol.connection_lost(None)
 
 
-async def test_who_takes_changes_as_fast_as_they_come_is_never_too_slow(transport):
+async def test_a_client_that_reads_as_fast_as_changes_come_is_never_too_slow(transport):
     transport.full = True
     transport.protocol.offer([b"x" * 30] * 2)
     for _ in range(10):
@@ -115,7 +115,7 @@ async def test_who_takes_changes_as_fast_as_they_come_is_never_too_slow(transpor
     assert transport.written.count(b"x" * 30) == 21
 
 
-async def test_who_takes_less_than_comes_is_offered_no_more_until_it_took_some(transport):
+async def test_a_slow_client_gets_no_more_until_it_has_read_some(transport):
     transport.full = True
     transport.protocol.offer([b"x" * 30] * 4)
     assert transport.protocol.takes
@@ -141,13 +141,13 @@ async def test_a_peer_that_vanished_without_a_word_is_looked_for(transport):
     assert known[socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT] == 60_000
 
 
-async def test_who_was_let_go_while_it_waited_for_its_snapshot_gets_none(transport):
+async def test_a_client_that_is_dismissed_before_its_snapshot_gets_none(transport):
     transport.protocol.refuse(ClientRefused("57P01", "no"))
     transport.protocol.welcome([b"another"], Raft(1, 2), None)
     assert b"another" not in transport.written
 
 
-async def test_who_was_let_go_and_takes_but_a_part_of_what_it_was_sent_is_cut_off(transport, monkeypatch):
+async def test_a_dismissed_client_that_does_not_read_to_the_end_is_cut_off(transport, monkeypatch):
     monkeypatch.setattr(connection, "GRACE", 0.05)
     transport.full = True
     transport.protocol.refuse(ClientRefused("57P01", "no"))
@@ -210,7 +210,7 @@ async def test_a_wrong_password_is_answered_after_a_delay_in_which_nothing_else_
     made.protocol.connection_lost(None)
 
 
-async def test_who_says_much_at_once_is_heard_in_turns_with_the_others(monkeypatch):
+async def test_a_client_that_sends_much_at_once_takes_turns_with_the_others(monkeypatch):
     heard, much = [], b"S\0\0\0\4" * 60_000
     receive = Session.receive
 
@@ -288,18 +288,18 @@ async def test_of_who_ends_in_the_middle_of_tls_nothing_is_left_though_nobody_co
         gc.enable()
 
 
-async def test_what_is_answered_to_one_mouthful_is_one_write(transport):
+async def test_the_replies_to_one_read_are_one_write(transport):
     transport.protocol.data_received(b"S\0\0\0\4" * 3)
     assert transport.written[-1] == READY * 3
 
 
-async def test_who_is_refused_has_the_answers_to_what_it_said_before(transport):
+async def test_a_refused_client_gets_the_replies_to_its_earlier_messages(transport):
     transport.protocol.data_received(b"S\0\0\0\4" * 3 + b"!")
     assert transport.written[-2] == READY * 3
     assert b"FATAL" in transport.written[-1]
 
 
-async def test_who_left_while_the_catalogue_was_away_costs_nothing_any_more():
+async def test_a_client_that_left_while_the_catalogue_was_away_leaves_nothing():
     relay = Relay(Catalogue(""), None)
     client = Connection(1, Session(1, None), relay, Limits(), None)
     relay.arrived(client)

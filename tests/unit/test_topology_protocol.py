@@ -117,7 +117,7 @@ def test_the_word_is_heard_raw_and_in_the_options_where_raw_wins(parameters):
         ({"options": "-c work_mem=1"}, "for SQL connect"),
     ],
 )
-def test_who_is_refused_is_told_what_to_say(parameters, hint):
+def test_a_refused_client_gets_advice(parameters, hint):
     with pytest.raises(ClientRefused) as caught:
         check_word(parameters)
     assert hint in caught.value.hint
@@ -127,7 +127,7 @@ def test_a_backslash_in_the_options_takes_the_meaning_from_what_follows():
     assert dict(options_of(r"-c a=b\ c -c d=e\\f")) == {"a": "b c", "d": "e\\f"}
 
 
-def test_who_is_not_wanted_is_told_so_when_it_can_hear_it():
+def test_a_client_gets_its_refusal_when_it_can_read_it():
     session = Session(1, None, refusal=ClientRefused("53300", "full"))
     assert sent(session.receive(request(SSL))) == (b"N", [])
     assert str(refused(session, packet(WORD))) == "full"
@@ -175,7 +175,7 @@ replies."""
 
 
 @pytest.mark.parametrize("pool", RESETS)
-def test_what_pools_send_of_themselves_is_answered(pool):
+def test_statements_that_connection_pools_send_are_answered(pool):
     query, answer = RESETS[pool]
     assert kinds(sent(registered().receive(message(b"Q", query.encode() + b"\0")))[0]) == answer
 
@@ -212,13 +212,13 @@ def test_a_client_may_ask_for_the_binary_format():
     assert struct.pack("!HIi", 1, 4, 1) in data
 
 
-def test_what_is_asked_before_the_snapshot_is_answered_after_it():
+def test_a_query_before_the_snapshot_is_answered_after_it():
     session = trusting()
     list(session.receive(packet(WORD) + message(b"Q", b"\0")))
     assert kinds(sent(session.ready())[0]) == b"ZIZ"
 
 
-def test_who_asks_too_much_before_the_snapshot_is_refused():
+def test_a_client_that_sends_too_much_before_the_snapshot_is_refused():
     session = trusting()
     list(session.receive(packet(WORD)))
     few = message(b"Q", bytes(EARLY - 5))
@@ -227,7 +227,7 @@ def test_who_asks_too_much_before_the_snapshot_is_refused():
 
 
 @pytest.mark.parametrize("reset", ["discard all", "deallocate all"])
-def test_what_forgets_statements_makes_room_for_others(reset):
+def test_deallocating_statements_makes_room_for_others(reset):
     session = registered()
     list(session.receive(message(b"P", b"s\0select 1\0\0\0")))
     list(session.receive(message(b"Q", reset.encode() + b"\0")))

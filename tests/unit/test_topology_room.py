@@ -86,7 +86,7 @@ async def test_clients_who_have_not_signed_in_take_no_more_sockets_than_there_ma
         assert open_files() - before == 2 + REFUSALS
 
 
-async def test_whoever_finds_no_socket_left_is_told_so_at_once(silent):
+async def test_a_client_for_whom_no_socket_is_left_is_refused_at_once(silent):
     async with relay(max_clients=2) as port:
         for sock in silent:
             sock.connect(("127.0.0.1", port))

@@ -69,7 +69,7 @@ def test_the_environment_names_servers_where_the_string_does_not(monkeypatch):
     assert places("user=ann") == [("10.0.0.1", "10.0.0.1", "7"), ("10.0.0.2", "10.0.0.2", "8")]
 
 
-def test_what_a_service_says_comes_before_the_environment(monkeypatch):
+def test_a_service_file_takes_precedence_over_the_environment(monkeypatch):
     monkeypatch.setenv("PGHOST", "10.0.0.1")
     assert places("service=relays user=ann") == [(None, None, None)]
 

@@ -34,7 +34,7 @@ def test_that_somebody_was_woken_is_noted_at_once() -> None:
     assert noted(10.1).is_due(10.1)
 
 
-def test_what_is_as_before_is_noted_now_and_then() -> None:
+def test_unchanged_observations_are_recorded_at_intervals() -> None:
     assert [noted(None).is_due(10.0 + later) for later in (0.1, RECORD_EVERY)] == [False, True]
 
 

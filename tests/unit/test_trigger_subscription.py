@@ -50,7 +50,7 @@ def test_a_rest_is_two_seconds_at_most_whatever_the_look_took() -> None:
     assert rest_after(10.0) == 2.0
 
 
-def test_who_asks_seldom_rests_ten_intervals_at_most() -> None:
+def test_a_subscriber_with_a_long_interval_pauses_ten_intervals_at_most() -> None:
     assert rest_after(10.0, interval=1.0) == 10.0
 
 
@@ -62,12 +62,12 @@ def pauses(error: PgChangeError, interval: float = 0.1) -> list[float]:
     return found
 
 
-def test_what_is_locked_is_looked_at_every_two_seconds() -> None:
+def test_a_locked_feed_is_queried_every_two_seconds() -> None:
     assert pauses(ConsumerBusy("locked")) == [1, 2, 2, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("error", [ServerUnavailable("down"), UnknownBranch("no branch 9")])
-def test_what_else_cannot_be_looked_at_is_asked_less_and_less_often(error: PgChangeError) -> None:
+def test_a_feed_that_fails_is_queried_less_and_less_often(error: PgChangeError) -> None:
     assert pauses(error) == [1, 2, 4, 8, 16, 30, 30]
 
 
@@ -79,7 +79,7 @@ def blindness(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     return reported
 
 
-def test_what_cannot_be_looked_at_is_a_metric(blindness: list[tuple[str, bool]]) -> None:
+def test_a_feed_that_cannot_be_watched_is_a_metric(blindness: list[tuple[str, bool]]) -> None:
     subscription().fail(UnknownBranch("no branch 9"), 0.0)
     assert blindness == [("commits:delays/0", True)]
 
@@ -100,7 +100,9 @@ def test_a_lock_that_was_released_meanwhile_is_another(blindness: list[tuple[str
     assert blindness == []
 
 
-async def test_who_is_given_up_is_blind_no_longer(blindness: list[tuple[str, bool]]) -> None:
+async def test_a_feed_that_is_no_longer_watched_is_not_reported_as_blind(
+    blindness: list[tuple[str, bool]],
+) -> None:
     async def down(conn_id: str, primary: bool) -> Any:
         raise ServerUnavailable("down")
 
@@ -164,7 +166,7 @@ async def test_many_that_are_locked_share_the_patience_of_one(monkeypatch: pytes
     assert sum(patience for _, patience in server.asked) == pytest.approx(2 * PATIENCE.busy_timeout)
 
 
-async def test_what_was_locked_is_asked_by_itself_and_the_others_together(
+async def test_a_locked_feed_is_queried_by_itself_and_the_others_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = Server("locked")
@@ -201,7 +203,7 @@ async def test_a_query_asks_about_fifty_at_most(monkeypatch: pytest.MonkeyPatch)
     assert all(subscribed.observations.latest is not None for subscribed in watcher.subscriptions)
 
 
-async def test_what_takes_too_long_together_is_asked_one_by_one_for_a_minute(
+async def test_feeds_whose_shared_query_is_too_slow_are_queried_one_by_one_for_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cancelled: list[float] = []
@@ -220,7 +222,7 @@ async def test_what_takes_too_long_together_is_asked_one_by_one_for_a_minute(
     assert cancelled == [0.0, EACH_BY_ITSELF_FOR + 1.0]
 
 
-async def test_what_is_asked_one_by_one_has_one_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feeds_that_are_queried_one_by_one_share_a_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Server):
         async def ask_all(self, _: object, asked: Sequence[sql.Composed], **settings: str) -> list[Any]:
             if any(many(query.as_string(None)) > 1 for query in asked):
@@ -235,7 +237,7 @@ async def test_what_is_asked_one_by_one_has_one_round_trip(monkeypatch: pytest.M
     assert [count for count, _ in server.asked] == [3, 3]
 
 
-async def test_what_is_unlocked_is_asked_with_the_others_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unlocked_feed_is_queried_with_the_others_again(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server("locked")
     watcher, time = await looked(server, ["one", "locked", "two"], monkeypatch)
     server.locked = ()

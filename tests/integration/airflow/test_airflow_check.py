@@ -113,7 +113,7 @@ def test_a_feed_that_can_be_watched_ends_with_code_0(check: Check, conn_id: str)
         ("feed_asset(CommitFeed('other', 0), 'nowhere')", "`airflow connections add` makes one"),
     ],
 )
-def test_one_that_cannot_be_watched_ends_with_code_1_and_says_why(
+def test_a_feed_that_cannot_be_watched_ends_with_code_1_and_the_reason(
     check: Check, conn_id: str, asset: str, told: str
 ) -> None:
     assert told in hindrance(check, GOOD, asset)
@@ -321,16 +321,14 @@ def test_a_look_at_an_event_group_dispatches_nothing(check: Check, conn_id: str,
     assert people.execute("select count(*) from pgmb.dispatched").fetchone() == (0,)
 
 
-def test_what_is_told_of_a_server_has_no_password_in_it(
-    check: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_about_a_server_shows_no_password(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", "postgres://me:127.0.0.1@127.0.0.1:1/airline")
     why = hindrance(check, GOOD)
     assert "port 1" in why
     assert "127.0.0.1" not in why
 
 
-def test_what_is_told_of_a_feed_has_no_password_in_it(
+def test_an_error_about_a_feed_shows_no_password(
     check: Check, conn_id: str, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db).replace("@", ":mistyped@", 1))

@@ -77,7 +77,7 @@ def test_uninstall_removes_the_schemas(db: str, connect: Connect, pgchange: Comm
     assert [row["removed"] for row in pgchange("uninstall", "--dsn", db, "--yes")] == held[::-1]
 
 
-def test_what_destroys_something_asks_first(ledger: str, pgchange: Command) -> None:
+def test_a_command_that_deletes_data_asks_first(ledger: str, pgchange: Command) -> None:
     with pytest.raises(SystemExit) as caught:
         pgchange("uninstall", "--dsn", ledger)
     assert "--yes" in failed(caught)

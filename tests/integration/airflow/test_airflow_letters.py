@@ -324,7 +324,7 @@ def test_a_task_fails_on_a_batch_that_failed_as_often_as_it_may_if_it_is_to_fail
     assert dead_letters.letters(connection) == []
 
 
-def test_what_airflow_masks_is_not_in_a_letter(
+def test_a_secret_that_airflow_masks_is_not_in_a_letter(
     db: str, conn_id: str, connection: psycopg.Connection[Any]
 ) -> None:
     mask_secret("s3same-open")

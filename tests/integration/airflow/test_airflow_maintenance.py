@@ -23,7 +23,7 @@ def test_installing_the_schemas_twice_does_nothing(bare_db: str, monkeypatch: py
     assert run(task) == first
 
 
-def test_what_the_server_cannot_hold_is_in_the_log_of_the_task(
+def test_a_schema_that_the_server_cannot_have_is_in_the_log_of_the_task(
     bare_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_BARE", uri(bare_db))

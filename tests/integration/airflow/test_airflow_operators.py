@@ -32,7 +32,7 @@ def count(connect: Connect, table: str = "audit") -> int:
     return int(row[0]) if row else 0
 
 
-def test_what_a_callable_writes_is_kept_with_the_progress(
+def test_writes_of_a_callable_are_committed_with_the_progress(
     conn_id: str, connect: Connect, write: Callable[[int], None]
 ) -> None:
     write(7)
@@ -145,7 +145,7 @@ def failing(error: Exception) -> Callable[..., None]:
     return fail
 
 
-def test_what_is_told_of_a_failure_begins_with_its_cause_without_secrets(
+def test_the_error_of_a_batch_begins_with_its_cause_and_has_no_secrets(
     conn_id: str, write: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(1)
@@ -211,7 +211,7 @@ def test_a_batch_that_failed_as_often_as_it_may_is_not_tried_again(
         run(operator(conn_id, max_attempts=2, on_give_up="fail"))
 
 
-def test_one_run_takes_as_many_batches_as_it_may(
+def test_a_run_processes_at_most_max_batches(
     conn_id: str, connect: Connect, write: Callable[[int], None]
 ) -> None:
     write(10)

@@ -115,7 +115,7 @@ def test_a_sensor_that_need_not_wait_does_not_defer(
     assert feed_sensor(conn_id, deferrable=True).execute(context)["ready"] == 3
 
 
-def test_what_a_trigger_found_wrong_fails_the_task(conn_id: str, context: Any) -> None:
+def test_an_error_of_the_trigger_fails_the_task(conn_id: str, context: Any) -> None:
     with pytest.raises(AirflowException, match="no branch"):
         feed_sensor(conn_id).resume(context, {"error": "there is no branch 9"})
 
@@ -156,7 +156,7 @@ def test_the_consumers_progress_is_asked_once_a_look(
     assert len(asked) == 1
 
 
-def test_what_came_after_the_sensor_first_ran_is_not_waited_for(
+def test_the_sensor_does_not_wait_for_changes_after_its_first_run(
     conn_id: str, db: str, write: Callable[[int], None], context: Any
 ) -> None:
     write(3)

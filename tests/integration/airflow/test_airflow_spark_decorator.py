@@ -115,7 +115,7 @@ def test_a_function_that_uses_what_cannot_be_sent_is_refused(ledger, monkeypatch
         (lambda job: None, {"application": "a.py"}, "the function is the application"),
     ],
 )
-def test_what_makes_no_sense_is_refused_where_the_dag_is_read(function, arguments, said):
+def test_invalid_arguments_are_refused_when_the_dag_is_parsed(function, arguments, said):
     with DAG("ledgers"), pytest.raises(InvalidArgument, match=said):
         pgchange_spark_task(function, feed=FEED, **arguments)()
 

@@ -46,7 +46,7 @@ def test_a_killed_task_ends_its_job_and_what_the_job_started(operator: MakeOpera
     wait_for_end(job)
 
 
-def test_what_a_killed_job_kept_for_its_own_time_goes_too(
+def test_temporary_files_of_a_killed_job_are_removed(
     operator: MakeOperator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "scratch"

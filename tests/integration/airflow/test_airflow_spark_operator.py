@@ -60,7 +60,7 @@ write_manifest(request.manifest, [])
 """
 
 
-def test_what_a_batch_is_at_and_how_long_its_phases_took_are_in_the_log(
+def test_the_step_of_a_batch_and_the_durations_of_its_phases_are_logged(
     operator: MakeOperator, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_pgchange.feeds.attempt_phases.EVERY", 0.01)
@@ -175,7 +175,7 @@ def test_the_transaction_holds_nothing_while_the_job_runs(
     assert found == ((0, 1), {"advisory", "virtualxid"})
 
 
-def test_what_openlineage_injects_reaches_spark(
+def test_properties_that_openlineage_injects_reach_spark(
     operator: MakeOperator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -56,7 +56,7 @@ def test_where_nothing_was_ready_there_is_no_event(write: Callable[[int], None])
     assert events(operator("airline", outlets=[OUTLET])) == {}
 
 
-def test_what_failed_gives_no_event(write: Callable[[int], None]) -> None:
+def test_a_failed_run_adds_no_asset_event(write: Callable[[int], None]) -> None:
     def fail(batch: Batch, changes: Iterator[Change], connection: Database) -> None:
         audit(batch, changes, connection)
         raise ZeroDivisionError
@@ -65,7 +65,7 @@ def test_what_failed_gives_no_event(write: Callable[[int], None]) -> None:
     assert events(operator("airline", outlets=[OUTLET], process=fail), ZeroDivisionError) == {}
 
 
-def test_what_a_batch_gives_to_another_feed_is_no_target_but_the_table_is(
+def test_a_feed_that_a_batch_writes_to_is_no_target_but_a_table_is(
     db: str, connect: Connect, write: Callable[[int], None]
 ) -> None:
     connect().execute("create table notes (id bigint primary key); select revision.track('notes')")

@@ -198,7 +198,7 @@ def test_two_backfills_of_a_table_at_once_are_one(
     assert [payload["type"] for _, _, payload in controls(tube)].count("backfill_end") == 1
 
 
-def test_what_a_backfill_did_not_write_again_is_given_up_downstream(
+def test_rows_that_a_backfill_did_not_write_are_deleted_downstream(
     tube: psycopg.Connection[Any], conn_id: str, db: str
 ) -> None:
     tube.execute("insert into mirror values (7000), (8000)")

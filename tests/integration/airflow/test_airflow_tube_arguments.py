@@ -109,7 +109,7 @@ def test_a_touch_without_a_shard_does_not_become_a_task() -> None:
 
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("named", ["", [], [""], " , ", None])
-def test_what_names_nothing_is_refused(named: Any) -> None:
+def test_an_empty_name_is_refused(named: Any) -> None:
     for run in (
         lambda: touch(tube=named),
         lambda: backfill(tables=named).execute({}),
@@ -270,7 +270,7 @@ def test_a_backfill_that_is_killed_before_its_first_statement_touches_nothing(
     assert touched(tube) == []
 
 
-def test_what_a_downstreams_name_cannot_be_made_of_is_refused(tube: psycopg.Connection[Any]) -> None:
+def test_an_invalid_template_of_a_copys_name_is_refused(tube: psycopg.Connection[Any]) -> None:
     tube.execute("truncate plane")
     collect = task(TubeGarbageCollectOperator, feed=TubeFeed("q"), downstream="{nope}.{table}")
     with pytest.raises(InvalidArgument, match="only {tube} and {table}"):

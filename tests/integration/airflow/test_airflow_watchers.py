@@ -113,7 +113,9 @@ async def test_the_last_one_to_leave_closes_the_connection(
     await until(lambda: connections(connect) == 0)
 
 
-async def test_one_bad_feed_does_not_blind_the_others(conn_id: str, write: Callable[[int], None]) -> None:
+async def test_a_feed_that_cannot_be_watched_does_not_stop_other_watchers(
+    conn_id: str, write: Callable[[int], None]
+) -> None:
     bad = asyncio.create_task(first(FeedTrigger(CommitFeed("delays", 999), conn_id)))
     await asyncio.sleep(0.3)
     write(1)
@@ -335,7 +337,7 @@ async def test_the_strictest_limits_of_who_watches_a_feed_are_noted(
         await until(lambda: people.execute(limits).fetchall() == [(timedelta(seconds=30), 5)])
 
 
-async def test_what_ends_by_waking_has_noted_when(
+async def test_a_watcher_that_ends_when_it_fires_has_recorded_when(
     conn_id: str, connect: Connect, write: Callable[[int], None]
 ) -> None:
     people, woken = connect(), "select woke_at is not null from pgchange.watchers()"

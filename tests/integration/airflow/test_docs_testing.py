@@ -40,7 +40,7 @@ def examples(guide: Guide, section: str) -> list[str]:
 
 @pytest.mark.usefixtures("no_server")
 @pytest.mark.parametrize("section", ["Arguments of other tasks", "Handlers of events", "Steps of sagas"])
-def test_what_needs_no_server_runs_without_one(section: str) -> None:
+def test_examples_that_need_no_server_run_without_one(section: str) -> None:
     """Takes seconds: Airflow is imported."""
     guide = Guide(PAGE, "unused", None)
     first = examples(guide, "A batch without a server")

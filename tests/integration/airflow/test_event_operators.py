@@ -80,7 +80,7 @@ def test_events_are_published_as_they_were_given(conn_id: str, log: psycopg.Conn
     assert log.execute("select count(*) from pgmb.scheduled").fetchone() == (1,)
 
 
-def test_what_is_given_as_an_event_can_be_rendered_and_stored(conn_id: str) -> None:
+def test_events_in_arguments_can_be_templated_and_serialised(conn_id: str) -> None:
     task = publishing(conn_id, Event("a", at=datetime(2030, 1, 1, tzinfo=UTC)))
     assert task.events == [{"topic": "a", "payload": {}, "metadata": {}, "at": "2030-01-01T00:00:00+00:00"}]
     assert "events" in task.template_fields
@@ -102,7 +102,7 @@ def test_events_may_be_what_an_upstream_task_returns_or_a_templates_json(
 
 
 @pytest.mark.parametrize("wrong", ["soon", "{}", {"topic": "a"}, 7, None, ["topic"]], ids=str)
-def test_what_is_no_list_of_events_is_refused(conn_id: str, wrong: Any) -> None:
+def test_a_value_that_is_no_list_of_events_is_refused(conn_id: str, wrong: Any) -> None:
     with pytest.raises(InvalidArgument, match="events must be a list"):
         run(PublishEventsOperator(task_id="publish", events=wrong, postgres_conn_id=conn_id))
 
@@ -119,7 +119,7 @@ def test_what_is_no_list_of_events_is_refused(conn_id: str, wrong: Any) -> None:
         {"topic": "a", "at": 1700000000},
     ],
 )
-def test_what_is_no_event_is_refused_and_nothing_is_published(
+def test_an_invalid_event_is_refused_and_nothing_is_published(
     conn_id: str, log: psycopg.Connection[Any], wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidArgument):
@@ -143,7 +143,7 @@ def test_topics_may_be_a_templates_json(conn_id: str, log: psycopg.Connection[An
 
 
 @pytest.mark.parametrize("wrong", [{"topics": "['a', 'b']"}, {"topics": "[]"}, {"topics": "[1]"}], ids=str)
-def test_what_says_no_events_is_refused_and_nobody_is_subscribed(
+def test_an_invalid_selection_is_refused_and_no_subscription_is_created(
     conn_id: str, log: psycopg.Connection[Any], wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidArgument):

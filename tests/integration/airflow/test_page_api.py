@@ -120,7 +120,7 @@ def test_nobody_who_is_not_logged_in_gets_anything(people: People) -> None:
         assert nobody.post(f"{AIRLINE}/{action}", body).status_code == 401, action
 
 
-def test_who_may_not_see_plugins_gets_nothing_either(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_who_may_not_see_plugins_gets_nothing(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow.api_fastapi.app import get_auth_manager
 
     monkeypatch.setattr(get_auth_manager(), "is_authorized_view", lambda **_: False)
@@ -132,7 +132,7 @@ def test_who_may_not_see_plugins_gets_nothing_either(people: People, monkeypatch
     assert page.audit_log() == noted
 
 
-def test_who_may_read_no_dag_and_no_connection_sees_no_database(
+def test_a_user_who_may_read_no_dag_and_no_connection_sees_no_database(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow.api_fastapi.app import get_auth_manager
@@ -147,14 +147,14 @@ def test_who_may_read_no_dag_and_no_connection_sees_no_database(
     }
 
 
-def test_who_may_read_a_dag_sees_lag_and_state_of_its_consumers(people: People) -> None:
+def test_a_user_who_may_read_a_dag_sees_lag_and_state_of_its_consumers(people: People) -> None:
     for role in page.ROLES:
         seen = consumer(people(role))
         assert (seen["consumer"], seen["state"], seen["ready"]) == ("commits:delays/0", "failing", 3), role
         assert seen["dags"] == ["flight_delays"], role
 
 
-def test_who_may_not_read_a_connection_sees_no_error_and_no_letter(people: People) -> None:
+def test_a_user_who_may_not_read_a_connection_sees_no_error_and_no_letter(people: People) -> None:
     for role in ("viewer", "user"):
         person = people(role)
         found = page.overview(person)
@@ -232,7 +232,7 @@ def test_a_connection_that_no_dag_names_is_not_connected_to_and_nothing_is_noted
     assert page.audit_log() == noted
 
 
-def test_whatever_waits_for_a_database_waits_until_there_is_room_and_then_is_refused(
+def test_requests_wait_for_a_free_query_thread_and_then_are_refused(
     people: People, airflow: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_limit, "PATIENCE", 0.0)
@@ -315,7 +315,7 @@ def test_what_a_letter_holds_is_shown_and_cut_where_it_is_long(
     assert op.get(f"{AIRLINE}/letters/7").status_code == 404
 
 
-def test_who_may_read_a_connection_sees_errors_and_what_mends_them(people: People) -> None:
+def test_a_user_who_may_read_a_connection_sees_errors_and_their_fixes(people: People) -> None:
     for role in ("op", "admin"):
         person = people(role)
         found = page.overview(person)
@@ -346,7 +346,7 @@ def test_an_asset_that_dags_give_different_watchers_is_a_finding_and_in_the_log_
     assert "min_changes=5 by hidden" in logged
 
 
-def test_who_may_not_edit_a_connection_changes_nothing(people: People) -> None:
+def test_a_user_who_may_not_edit_a_connection_changes_nothing(people: People) -> None:
     for role in ("viewer", "user"):
         person = people(role)
         before, noted = consumer(person), page.audit_log()
@@ -356,7 +356,7 @@ def test_who_may_not_edit_a_connection_changes_nothing(people: People) -> None:
         assert page.audit_log() == noted, role
 
 
-def test_who_may_edit_does_what_the_command_line_can_and_the_audit_log_tells_who(
+def test_a_user_who_may_edit_can_do_all_actions_and_the_audit_log_has_them(
     people: People, db: str, connect: Connect
 ) -> None:
     op, noted = people("op"), len(page.audit_log())
@@ -432,7 +432,7 @@ OTHER_SITES = (
 )
 
 
-def test_what_another_site_sends_is_refused_and_not_noted(people: People) -> None:
+def test_a_request_from_another_site_is_refused_and_not_in_the_audit_log(people: People) -> None:
     admin, noted = people("admin"), page.audit_log()
     for headers, (action, body) in itertools.product(OTHER_SITES, ACTIONS):
         answer = admin.post(f"{AIRLINE}/{action}", body, headers=headers)
@@ -656,7 +656,7 @@ def test_an_action_that_cannot_be_done_says_why(people: People) -> None:
         assert SECRET not in answer.text, (path, body)
 
 
-def test_who_is_at_work_is_not_disturbed(people: People, db: str) -> None:
+def test_an_action_on_a_consumer_at_work_is_refused(people: People, db: str) -> None:
     with ConsumerTransaction(FEED, db) as transaction:
         transaction.claim(1)
         answer = people("admin").post(

@@ -69,7 +69,7 @@ def test_many_who_look_ask_once(db: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(asked) == 1
 
 
-def test_one_connection_serves_all_looks(db: str, connect: Connect, unrested: None) -> None:
+def test_all_queries_of_a_database_use_one_connection(db: str, connect: Connect, unrested: None) -> None:
     window = Window(Line(lambda: [make_conninfo(db, application_name="lookers")]), backend)
     assert settled(window).said == settled(window).said
     until(connect(), LOOKERS.format(1))
@@ -172,7 +172,7 @@ def test_an_answer_is_out_before_what_follows_it_is_done(db: str) -> None:
     assert noted.wait(30)
 
 
-def test_what_could_not_be_looked_at_is_told_beside_the_rest(
+def test_a_query_that_failed_is_reported_beside_the_other_results(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any) -> None:
@@ -191,7 +191,7 @@ def test_trouble_is_told_without_the_password() -> None:
     assert "secretword" not in str(look.trouble)
 
 
-def test_what_somebody_has_looked_at_goes_on_being_sampled_for_a_while(
+def test_a_database_that_a_user_has_viewed_is_sampled_for_a_while(
     db: str, unrested: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampled: list[float] = []
@@ -314,7 +314,7 @@ def test_sampling_that_could_not_begin_begins_with_the_next_look(monkeypatch: py
     sampled_no_more(windows)
 
 
-def test_what_looks_is_bounded(db: str) -> None:
+def test_queries_for_the_page_have_timeouts(db: str) -> None:
     def settings(connections: Connections) -> list[Any]:
         return [
             connections[0].execute(f"show {name}").fetchone()[0]  # type: ignore[index]

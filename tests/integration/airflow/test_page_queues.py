@@ -59,7 +59,7 @@ def told(person: page.Person, path: str, what: str) -> dict[str, Any]:
         time.sleep(0.05)
 
 
-def test_who_may_read_a_dag_sees_how_long_each_queue_is(people: People) -> None:
+def test_a_user_who_may_read_a_dag_sees_how_long_each_queue_is(people: People) -> None:
     names = ("queue", "consumer", "ready", "delayed", "waiting", "in_work", "exact", "dead", "selector")
     for role, selector in (("viewer", None), ("op", "(t.properties->'kind') = 'name of a passenger'")):
         found = told(people(role), "queues", "queues")
@@ -137,7 +137,7 @@ def test_a_saga_is_shown_by_a_server_that_has_not_heard_of_the_latest(
     assert len(told(op, "sagas/1", "steps")["steps"]) == 2
 
 
-def test_what_a_saga_was_started_with_is_not_asked_where_nobody_wants_it(people: People) -> None:
+def test_the_data_of_a_saga_are_only_queried_if_they_are_shown(people: People) -> None:
     assert told(people("op"), "sagas/1?data=false", "steps")["data"] is None
 
 
@@ -162,7 +162,7 @@ def test_a_database_without_queues_has_none_and_no_sagas(
     assert op.get(f"{AIRLINE}/sagas").json() == {"sagas": [], "trouble": None}
 
 
-def test_what_a_letter_of_a_queue_holds_is_for_who_may_read_the_connection(
+def test_only_users_who_may_read_the_connection_see_the_content_of_a_letter(
     people: People, connect: Connect
 ) -> None:
     number = queues.one(connect(), "select id from pgchange.letters()")

@@ -109,7 +109,7 @@ UNFIT: list[tuple[str, Any]] = [
 ]
 
 
-def test_what_no_database_can_take_or_should_keep_is_refused_and_not_repeated(people: People) -> None:
+def test_invalid_text_in_a_request_is_refused_and_not_repeated_in_the_error(people: People) -> None:
     op = people("op")
     for action, body in UNFIT:
         answer = op.ask(

@@ -52,7 +52,7 @@ def the_current(partitions: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def test_who_may_read_a_dag_sees_groups_and_who_reads_them_and_partitions(
+def test_a_user_who_may_read_a_dag_sees_groups_their_readers_and_partitions(
     people: People, connect: Connect
 ) -> None:
     """Takes seconds if it is the first test that needs Airflow's own database and API: they are created."""
@@ -75,7 +75,9 @@ def test_who_may_read_a_dag_sees_groups_and_who_reads_them_and_partitions(
         assert found["trouble"] is None, role
 
 
-def test_what_a_group_chose_is_for_who_may_read_the_connection(people: People, connect: Connect) -> None:
+def test_only_users_who_may_read_the_connection_see_the_selection_of_a_group(
+    people: People, connect: Connect
+) -> None:
     params = {"topic": "order.paid", "partition": 1, "partitions": 4}
     events.subscribe(connect(), "billing", params=params)
     for role, chosen in {"viewer": ([], []), "op": (["order.paid"], ["1 of 4"])}.items():
@@ -113,7 +115,7 @@ def test_groups_are_shown_also_where_partitions_take_too_long(
     assert (found["left_out"][:24], found["trouble"]) == ("Partitions are left out:", None)
 
 
-def test_whose_lock_a_reader_waits_for_is_told(people: People, connect: Connect) -> None:
+def test_the_holder_of_a_lock_for_which_a_reader_waits_is_shown(people: People, connect: Connect) -> None:
     connection, holder = connect(), connect(autocommit=False)
     events.subscribe(connection, "billing")
     connection.execute("create table item ()")
@@ -151,7 +153,7 @@ def test_why_a_database_does_not_answer_is_for_who_may_read_the_connection(peopl
         assert ("127.0.0.1" in found["trouble"]) is why, role
 
 
-def test_who_may_read_a_dag_sees_instances_masters_and_who_owns_which_buckets(
+def test_a_user_who_may_read_a_dag_sees_instances_masters_and_owners_of_buckets(
     people: People, connect: Connect
 ) -> None:
     connection = connect()

@@ -91,7 +91,7 @@ def test_a_message_may_wait_for_its_time_and_for_others(conn_id, connection):
 
 
 @pytest.mark.parametrize("data", ["a text", {"n": 1}, {1: "n"}])
-def test_what_is_no_message_is_refused(conn_id, connection, data):
+def test_an_invalid_message_is_refused(conn_id, connection, data):
     with pytest.raises(InvalidArgument, match="text"):
         run(posting(data=data))
     assert there(connection) == []
@@ -167,7 +167,7 @@ def request(connection):
     return connection.execute(query).fetchone()
 
 
-def test_who_answers_a_session_that_ended_goes_on(connection, connect_to, db):
+def test_a_handler_whose_requesting_session_has_ended_goes_on(connection, connect_to, db):
     session = connect_to(db)
     gone = queues.temporary_queue(session)
     queues.request(connection, "q", Message({"n": "1"}), gone)
@@ -353,7 +353,7 @@ def test_the_handlers_of_a_saga_run_when_something_is_due_in_any_of_its_queues()
     assert watchers().keys() == set(WORKED)
 
 
-async def test_what_is_tried_again_later_wakes_the_handlers_when_it_is_due(conn_id, connection, saga):
+async def test_a_retry_wakes_the_handlers_when_it_is_due(conn_id, connection, saga):
     def put_off(work, kept):
         return TryAgain("engaged", timedelta(seconds=1))
 

@@ -64,7 +64,7 @@ def test_two_consumers_know_nothing_of_each_other(connect):
         assert [row[0] for row in got] == expected
 
 
-def test_what_is_polled_and_rolled_back_comes_again(connect):
+def test_commits_of_a_poll_that_is_rolled_back_come_again(connect):
     connection = connect()
     connection.execute("select pubsub.lock_watermark('test', 0)")
     expected = commits(connection, 3)

@@ -235,7 +235,7 @@ def test_a_commit_can_be_prepared(connect):
 
 
 @EXPRESSIONS
-def test_what_a_writer_inserts_in_whatever_way_is_captured_once(ledger, expression):
+def test_a_row_is_captured_once_in_whatever_way_it_is_inserted(ledger, expression):
     track(ledger, expression)
     ledger.execute("insert into ledger select g from generate_series(1, 3) as g where g > 5")
     ledger.execute("insert into ledger values (1), (2)")

@@ -122,7 +122,9 @@ def test_a_consumer_is_moved_to_another_database_by_a_point_of_it(copy, other_db
 
 
 @pytest.mark.parametrize("to", ["beginning", "the past"])
-def test_what_a_consumer_elsewhere_is_moved_back_to_is_kept(source, other_db, connect_to, to):
+def test_trimming_keeps_commits_to_which_a_consumer_elsewhere_was_moved_back(
+    source, other_db, connect_to, to
+):
     results, connection = connect_to(other_db), connect_to(source)
     narrow_partitions(connection)
     before = datetime.now(UTC)

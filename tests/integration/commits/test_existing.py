@@ -46,7 +46,7 @@ def enqueued(connection, table="ledger"):
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-def test_what_transactions_insert_that_are_older_than_the_tracking_comes_once(connect, end):
+def test_rows_of_transactions_that_began_before_the_tracking_come_once(connect, end):
     connection = connect()
     late = {name: connect() for name in OPEN}
     for name, statements in OPEN.items():
@@ -65,7 +65,7 @@ def test_what_transactions_insert_that_are_older_than_the_tracking_comes_once(co
     assert enqueued(connection) == sorted(expected)
 
 
-def test_what_is_inserted_while_the_rows_from_before_are_enqueued_comes_once(connect, ledger):
+def test_rows_that_are_inserted_while_existing_rows_are_enqueued_come_once(connect, ledger):
     late = connect(autocommit=False)
     late.execute("select pg_current_xact_id()")
     ledger.execute("select revision.track('ledger')")
@@ -88,7 +88,7 @@ def test_of_two_that_enqueue_the_rows_from_before_at_once_each_takes_others(conn
     assert enqueued(ledger) == [10, 20, 30]
 
 
-def test_what_was_captured_and_updated_since_comes_once(ledger):
+def test_rows_that_were_captured_and_then_updated_come_once(ledger):
     ledger.execute("select revision.track('ledger')")
     ledger.execute("insert into ledger values (15)")
     ledger.execute("update ledger set kind = 'b'")
@@ -122,7 +122,7 @@ def test_rows_in_a_branch_that_other_tables_may_write_to_are_refused_where_they_
         ledger.execute("call revision.enqueue_existing('ledger')")
 
 
-def test_what_the_tracking_transaction_itself_inserts_comes_once(connect):
+def test_rows_that_the_tracking_transaction_inserts_come_once(connect):
     other, connection = connect(), connect()
     connection.execute("begin")
     connection.execute("create table ledger (id bigint primary key); insert into ledger values (1000)")
@@ -169,9 +169,7 @@ def test_a_table_that_is_tracked_again_gives_only_what_was_not_captured_before(l
     assert enqueued(ledger) == [10, 15, 17, 19, 20, 30, 40]
 
 
-def test_what_was_committed_before_the_lock_comes_though_the_tracking_transaction_does_not_see_it(
-    connect, ledger
-):
+def test_rows_that_the_snapshot_of_the_tracking_transaction_misses_come_once(connect, ledger):
     tracking = connect()
     tracking.execute("begin isolation level repeatable read")
     tracking.execute("select 1")

@@ -221,7 +221,7 @@ def parted(connect):
     return connection
 
 
-def test_what_is_written_into_a_detached_partition_is_no_commit_of_its_former_table(parted):
+def test_rows_of_a_detached_partition_are_no_commits_of_its_former_table(parted):
     parted.execute("insert into low values (1)")
     assert captured(parted) == []
 
@@ -255,7 +255,7 @@ def test_untracking_does_not_wait_for_a_writer_of_a_detached_partition_for_ever(
         parted.execute("select revision.untrack('item')")
 
 
-def test_what_was_written_into_a_partition_while_it_was_detached_is_brought_when_it_is_back(parted):
+def test_rows_written_into_a_partition_while_it_was_detached_are_enqueued_later(parted):
     parted.execute("insert into low values (1), (2)")
     parted.execute("alter table item attach partition low for values from (0) to (10)")
     assert found(parted) == [

@@ -91,7 +91,7 @@ def test_a_consumer_gets_each_key_once_as_python_has_it_though_an_attempt_fails(
     assert drain(db, feed=feed) == []
 
 
-def test_what_is_updated_or_deleted_is_no_commit(pairs, db):
+def test_an_update_or_a_delete_is_no_commit(pairs, db):
     feed = CommitFeed("c", track(pairs))
     keys = pairs.insert(2)
     column = one(pairs.connection, "select key[1] from revision.tracked")

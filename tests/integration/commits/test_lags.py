@@ -80,7 +80,7 @@ def test_a_mistyped_branch_is_refused_and_named(connect: Connect) -> None:
         told(connect(), EARLY, CommitFeed("early", 999))
 
 
-def test_one_that_is_ahead_of_its_source_is_refused_and_named(connect: Connect) -> None:
+def test_a_position_ahead_of_its_source_is_refused_and_named(connect: Connect) -> None:
     ahead = {"consumer": "early", "version": 7, "snapshot": "1:1:", "source": None}
     with pytest.raises(SourceLostTail, match="commits:early/0"):
         ask(connect(), lags([(IN_ORDER, NOWHERE, 1), (EARLY, ahead, 1)]))

@@ -34,21 +34,21 @@ def apart(db, other_db, connect_to):
 
 
 @QUESTIONS
-def test_who_asks_a_source_that_lost_its_tail_is_told(apart, ask):
+def test_a_source_that_lost_its_latest_transactions_is_reported(apart, ask):
     apart[1].execute(LOST)
     with pytest.raises(SourceLostTail, match="airflow-pgchange repair"):
         ask(*apart)
 
 
 @QUESTIONS
-def test_who_asks_a_source_that_was_restored_is_told(apart, ask):
+def test_a_source_that_was_restored_is_reported(apart, ask):
     apart[1].execute(RESTORED)
     with pytest.raises(SourceRestored, match="rebase_after_restore"):
         ask(*apart)
 
 
 @QUESTIONS
-def test_who_asks_another_source_than_the_watermarks_is_told(apart, ask):
+def test_another_source_than_that_of_the_watermark_is_reported(apart, ask):
     apart[0].execute("update pubsub.watermark set source = 'elsewhere'")
     with pytest.raises(SourceRestored, match="another database"):
         ask(*apart)

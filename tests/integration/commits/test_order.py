@@ -21,7 +21,7 @@ def test_in_order_means_by_transaction_and_not_by_writing(db, connect):
     assert drain(db, feed=IN_ORDER) == written_last + written_first
 
 
-def test_what_was_open_comes_in_order_of_its_transaction_before_what_came_later(db, connect):
+def test_commits_of_an_open_transaction_come_before_those_of_later_transactions(db, connect):
     slow, slower, fast = (connect(autocommit=False) for _ in range(3))
     slow.execute("select pg_current_xact_id()")
     slower.execute("select pg_current_xact_id()")

@@ -38,7 +38,7 @@ def test_history_without_an_age_from_which_it_may_go_stays(queue):
     assert queue.execute("select count(*) from revision.commit_queue").fetchone() == (3,)
 
 
-def test_what_was_trimmed_is_told_to_a_consumer_that_comes_later(queue, db):
+def test_a_new_consumer_gets_an_error_about_trimmed_commits(queue, db):
     commits(queue, 3)
     drain(db)
     use_up_transactions(queue)
@@ -58,7 +58,7 @@ EARLIER = "update pubsub.watermark set (version, snapshot) = (%s, %s)"
 
 
 @pytest.mark.parametrize("how", ["restored", "moved"])
-def test_what_was_trimmed_is_told_to_a_consumer_of_an_earlier_time(queue, db, how):
+def test_a_consumer_at_an_earlier_time_gets_an_error_about_trimmed_commits(queue, db, how):
     (point,) = queue.execute("select pubsub.point(0)").fetchone()
     commits(queue, 1)
     drain(db)
@@ -477,7 +477,7 @@ def test_emptied_partitions_stay_while_somebody_writes(queue, db, connect_to):
     assert drain(db) == expected
 
 
-def test_what_is_not_settled_is_not_dropped_although_it_is_empty(queue, db, connect_to):
+def test_an_empty_partition_that_transactions_may_still_write_is_not_dropped(queue, db, connect_to):
     slow = connect_to(db, autocommit=False)
     slow.execute("select pg_current_xact_id()")
     use_up_transactions(queue)

@@ -96,7 +96,7 @@ def test_a_branch_that_does_not_exist_is_refused(ledger):
         ("select 1", "null", "no such table"),
     ],
 )
-def test_what_does_not_fit_is_refused_at_once_with_the_reason(shared, ddl, call, says):
+def test_an_invalid_argument_of_track_is_refused_with_the_reason(shared, ddl, call, says):
     with shared.transaction(force_rollback=True):
         shared.execute(ddl)
         error = refused(shared, call)

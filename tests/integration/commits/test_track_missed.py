@@ -61,7 +61,7 @@ def test_rows_that_came_with_a_partition_are_told_with_the_call_that_brings_them
     assert one(item, "select missed::text from revision.tracking()") == "{high}"
 
 
-def test_who_mends_is_told_and_so_is_maintenance(item):
+def test_repair_and_maintenance_report_rows_that_came_with_a_partition(item):
     come(item)
     assert refresh(item) == ["public.item: the capture was placed on 1 partitions", CAME]
     assert refresh(item) == []
@@ -75,7 +75,7 @@ def test_a_partition_that_comes_empty_misses_nothing(item):
     assert troubles(item) == []
 
 
-def test_what_came_is_brought_once_and_told_no_more(item):
+def test_rows_that_came_with_a_partition_are_enqueued_once_and_no_finding_any_more(item):
     come(item)
     item.execute("insert into item values (13)")
     refresh(item)
@@ -95,7 +95,7 @@ def test_an_expression_places_what_came(connect):
     assert item.execute("select commit_id, branch_id from revision.commit_queue").fetchall() == [(11, 7)]
 
 
-def test_what_came_is_told_in_the_order_in_which_it_was_made(item):
+def test_partitions_that_came_with_rows_are_listed_in_the_order_of_their_creation(item):
     item.execute("create table higher (like high including all); insert into higher values (21)")
     item.execute("alter table item attach partition higher for values from (20) to (30)")
     come(item)
@@ -136,7 +136,7 @@ def test_what_enqueueing_the_existing_rows_would_double_comes_behind_it(connect)
     assert (commits(item), troubles(item)) == ([-1, 25], [])
 
 
-def test_what_may_be_anothers_commit_is_not_taken_for_captured(connect):
+def test_a_commit_that_may_be_another_tables_does_not_count_as_captured(connect):
     item = make(connect(), "0")
     item.execute("insert into revision.commit (id) overriding system value values (11)")
     come(item)
@@ -154,7 +154,7 @@ def trim(db, item):
     assert "trimmed" in str(item.execute("select pubsub.trim_commit_queue('0 s')").fetchall())
 
 
-def test_what_was_trimmed_since_the_partition_came_does_not_come_again(db, item):
+def test_commits_that_were_trimmed_since_the_partition_came_do_not_come_again(db, item):
     narrow_partitions(item)
     come(item)
     item.execute("insert into item values (13)")
@@ -174,7 +174,7 @@ def test_history_that_was_trimmed_before_the_partition_came_keeps_nothing_back(d
     assert one(item, BRING) == 2
 
 
-def test_what_did_not_come_with_rows_misses_none(item):
+def test_a_partition_that_came_empty_is_no_finding(item):
     assert one(item, "select revision.enqueue_attached('low')") == 0
     item.execute("create table other (id bigint primary key)")
     with pytest.raises(psycopg.Error, match="other is no part of a tracked table"):
@@ -182,7 +182,7 @@ def test_what_did_not_come_with_rows_misses_none(item):
     assert commits(item) == [1]
 
 
-def test_what_the_capture_of_a_former_owner_has_caught_is_not_missed(item, role):
+def test_rows_that_the_capture_of_a_former_owner_caught_are_not_missed(item, role):
     owner = role("owner").name
     item.execute(f"grant create on schema public to {owner}; select revision.grant_owner('{owner}')")
     item.execute(f"alter table item owner to {owner}; alter table low owner to {owner}")
@@ -218,7 +218,7 @@ def test_a_partition_that_outlives_its_table_stays_writable_when_the_queue_is_un
     assert one(item, "select count(*) from pg_proc where proname like 'pgchange_capture_%%'") == 0
 
 
-def test_what_came_before_a_restore_comes_once_after_it(item):
+def test_rows_that_came_with_a_partition_before_a_restore_come_once_after_it(item):
     come(item)
     refresh(item)
     use_up_transactions(item)
@@ -229,7 +229,7 @@ def test_what_came_before_a_restore_comes_once_after_it(item):
     assert commits(item) == [1, 11, 12, 13]
 
 
-def test_what_was_trimmed_before_a_restore_is_no_less_in_doubt_after_it(item):
+def test_commits_that_were_trimmed_before_a_restore_stay_in_doubt_after_it(item):
     come(item)
     refresh(item)
     item.execute("insert into item values (13)")

@@ -114,7 +114,7 @@ PLANNED = {
 
 
 @pytest.mark.parametrize("kind", PLANNED)
-def test_what_a_plan_computes_runs_for_nobody_else(admin, owner, kind):
+def test_an_expression_that_is_evaluated_while_planning_runs_for_no_other_role(admin, owner, kind):
     owner.execute("select revision.track('own.mine')")
     owner.execute(
         "create function own.settled(int) returns boolean language plpgsql immutable as "
@@ -148,7 +148,7 @@ def test_an_index_with_postgresqls_own_functions_is_no_code_of_anybody(admin, ow
     admin.execute(call)
 
 
-def test_who_may_track_can_have_nothing_done_by_who_looks_after_all_tables(admin, owner):
+def test_an_owner_cannot_make_a_role_that_maintains_all_tables_run_code(admin, owner):
     smuggled = (
         "own.pgchange_capture_mine(); create table own.smuggled (); drop function if exists own.nothing"
     )

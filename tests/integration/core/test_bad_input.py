@@ -300,7 +300,7 @@ def test_a_write_in_a_session_that_is_read_only_is_told_what_makes_it_so(read_on
         run(connection, "select pubsub.register('test', 0)")
 
 
-def test_what_a_standby_cancels_is_told_as_that(own_database, own_cluster, connect_to):
+def test_a_query_that_a_standby_cancels_has_its_own_error(own_database, own_cluster, connect_to):
     """Takes seconds: a standby is made."""
     primary = connect_to(own_database)
     primary.execute("create table plane as select 1 as id")
@@ -332,6 +332,6 @@ def test_a_conflict_of_serializable_transactions_stays_what_it_is(connect):
         connect().execute("do $$ begin raise serialization_failure; end $$")
 
 
-def test_what_is_no_error_of_ours_stays_what_it_is(connect):
+def test_an_error_of_the_user_is_not_translated(connect):
     with pytest.raises(psycopg.errors.DivisionByZero), translated():
         connect().execute("select 1 / 0")

@@ -75,7 +75,7 @@ def test_nobody_can_name_a_function_that_is_told_its_caller(connection, role):
     assert connection.execute(USING, [[who, "public"]]).fetchall() == []
 
 
-def test_what_may_open_every_new_schema_does_not_open_a_sealed_one(connection, role):
+def test_default_privileges_do_not_open_a_sealed_schema(connection, role):
     who = role("curious").name
     connection.execute(f"alter default privileges grant usage on schemas to public, {who}")
     connection.execute("select pgchange.make_sealed('topology')")
@@ -97,7 +97,7 @@ where p.pronamespace::regnamespace::text = any (%(schemas)s) and 'caller' = any 
 caller."""
 
 
-def test_what_asks_for_a_caller_calls_no_public_face(connection):
+def test_a_function_that_takes_a_caller_calls_no_public_face(connection):
     parameters = {"schemas": SCHEMAS, "text": "'[^']*'"}
     assert connection.execute(FACED, parameters).fetchall() == []
     connection.execute(
@@ -119,7 +119,7 @@ FORGED = (
 
 
 @pytest.mark.parametrize("caller", FORGED)
-def test_who_may_read_all_data_calls_nothing_as_another_role(connection, role, connect_to, caller):
+def test_pg_read_all_data_calls_no_sealed_function_as_another_role(connection, role, connect_to, caller):
     """PostgreSQL gives such roles USAGE on every schema."""
     who = role("reader")
     connection.execute(
@@ -133,7 +133,7 @@ def test_who_may_read_all_data_calls_nothing_as_another_role(connection, role, c
 
 
 @pytest.mark.parametrize("note", ["note_watchers", "note_samples"])
-def test_who_may_read_all_data_notes_nothing_without_the_right_to(connection, role, connect_to, note):
+def test_pg_read_all_data_records_nothing_without_the_right_to(connection, role, connect_to, note):
     who = role("reader")
     connection.execute(f"grant pg_read_all_data to {who.name}")
     session = connect_to(who.conninfo)
@@ -162,7 +162,7 @@ def test_every_sealed_function_is_told_its_caller(connection):
     assert connection.execute(SEALED).fetchall() == []
 
 
-def test_who_names_a_sealed_function_passes_its_own_caller(connection):
+def test_code_that_names_a_sealed_function_passes_its_own_caller(connection):
     found = connection.execute(NAMING).fetchall()
     assert found
     assert [body for _, body in found if not re.search(CALLED, body)] == []

@@ -163,7 +163,7 @@ def unfinished(feed: Feed, db: str) -> Iterator[ConsumerTransaction]:
 
 
 @each
-def test_what_became_of_each_attempt_is_shown_with_how_long_its_phases_took(
+def test_each_attempt_is_shown_with_its_outcome_and_the_durations_of_its_phases(
     feed: Feed, fill: Callable[[Any], Any], db: str, connect: Connect
 ) -> None:
     connection = connect()
@@ -282,7 +282,7 @@ def test_results_and_progress_are_kept_together_or_not_at_all(
 
 
 @each
-def test_what_one_has_claimed_nobody_else_gets(
+def test_changes_that_a_worker_has_claimed_go_to_no_other_worker(
     feed: Feed, fill: Callable[[Any], Any], db: str, connect: Connect
 ) -> None:
     fill(connect())

@@ -266,7 +266,7 @@ def test_sight_is_noted_when_it_is_lost_or_found_and_else_from_time_to_time() ->
     assert watcher.is_due(1)
 
 
-def test_who_looks_after_no_feed_sees_what_he_noted_himself_and_no_batches(
+def test_a_role_that_administers_no_feed_sees_its_own_watchers_and_no_batches(
     db: str, connection: Connection, role: Callable[[str], Role]
 ) -> None:
     work(db)
@@ -284,7 +284,7 @@ def test_who_looks_after_no_feed_sees_what_he_noted_himself_and_no_batches(
     assert seen == {reader: (0, [(reader.name,)]), keeper: (1, [(reader.name,)])}
 
 
-def test_who_works_some_tubes_sees_no_watchers_of_others(
+def test_a_role_that_works_some_tubes_sees_no_watchers_of_other_tubes(
     connection: Connection, role: Callable[[str], Role]
 ) -> None:
     watcher, other = role("watcher"), role("other")
@@ -295,7 +295,7 @@ def test_who_works_some_tubes_sees_no_watchers_of_others(
         assert session.execute("select from pgchange.watchers()").fetchall() == []
 
 
-def test_who_makes_a_schema_of_the_name_of_one_that_was_dropped_looks_after_nothing(
+def test_a_role_that_recreates_a_dropped_schema_administers_no_feed(
     db: str, connection: Connection, role: Callable[[str], Role]
 ) -> None:
     work(db)

@@ -46,7 +46,7 @@ def test_a_limit_of_nobody_or_of_nothing_is_refused(
         connection.execute(f"select pgchange.limit_lag({arguments})")
 
 
-def test_what_a_consumer_keeps_from_being_trimmed_is_told_with_why_it_is_behind(
+def test_health_says_how_much_a_consumer_keeps_from_being_trimmed_and_why(
     connection: psycopg.Connection[Any], db: str
 ) -> None:
     """Health names the partitions that are kept because of a consumer, with their size, and the reason why the
@@ -119,7 +119,7 @@ def why(connection: psycopg.Connection[Any]) -> str:
     return str(told)
 
 
-def test_who_gives_up_batches_sets_limits_and_who_sees_the_consumer_has_the_findings_of_them(
+def test_a_keeper_sets_limits_and_whoever_sees_the_consumer_gets_the_findings(
     connection: psycopg.Connection[Any], role: Callable[[str], Role]
 ) -> None:
     reader, keeper = role("reader"), role("keeper")

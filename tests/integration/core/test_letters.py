@@ -126,7 +126,7 @@ def test_only_the_consumer_that_gave_a_batch_up_gets_it_again(db, connection):
     assert drain(db) == ids
 
 
-def test_what_was_committed_late_into_the_window_of_a_letter_is_not_doubled(db, connect, connection):
+def test_a_late_commit_within_the_bounds_of_a_letter_is_not_processed_twice(db, connect, connection):
     slow = connect(autocommit=False)
     late = commits(slow, 2)
     letter, ids = give_up(connection, db)

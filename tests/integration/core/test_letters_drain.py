@@ -61,7 +61,7 @@ def test_a_last_try_counts_as_one_of_the_batches_of_a_run(db, connection):
     assert len(dead_letters.letters(connection)) == 2
 
 
-def test_who_is_told_of_letters_gets_their_numbers(db, connection):
+def test_the_callback_for_letters_gets_their_numbers(db, connection):
     commits(connection, 3)
     told = []
 
@@ -73,7 +73,7 @@ def test_who_is_told_of_letters_gets_their_numbers(db, connection):
     assert drained.summary()["letters"] == told
 
 
-def test_who_is_stopped_gives_nothing_up(db, connection):
+def test_a_stopped_task_gives_no_batch_up(db, connection):
     ids = commits(connection)
 
     def stop(transaction, batch):
@@ -95,7 +95,7 @@ def test_a_letter_that_fails_as_often_as_it_may_goes_back_where_it_was(db, conne
     assert (found.id, found.attempts, found.on_its_way) == (letter.id, 2, False)
 
 
-def test_what_cannot_be_given_up_fails_as_it_did_and_is_given_up_later(db, connection, monkeypatch):
+def test_a_batch_that_cannot_be_given_up_fails_again_and_is_given_up_later(db, connection, monkeypatch):
     ids = commits(connection)
 
     def refuse(self, reason, batch_id):
@@ -108,7 +108,7 @@ def test_what_cannot_be_given_up_fails_as_it_did_and_is_given_up_later(db, conne
     assert only(connection).error.startswith("tests.letters.Poison")
 
 
-def test_what_somebody_else_claimed_meanwhile_is_not_given_up(db, connection):
+def test_a_batch_that_another_process_claimed_meanwhile_is_not_given_up(db, connection):
     ids = commits(connection, 2)
 
     def meanwhile(text):

@@ -54,7 +54,7 @@ def test_trimming_of_other_history_hinders_no_letter(own_database, connect_to):
     assert drain(own_database) == ids
 
 
-def test_what_a_letter_on_its_way_stands_for_is_not_trimmed(own_database, connect_to):
+def test_changes_of_a_letter_on_its_way_are_not_trimmed(own_database, connect_to):
     connection = connect_to(own_database)
     narrow_partitions(connection)
     letter, ids = give_up(connection, own_database)

@@ -103,12 +103,12 @@ def test_a_keeper_of_consumers_sees_the_letters_of_the_commit_queue_and_no_other
 
 
 @pytest.mark.parametrize("right", ["select", "insert", "insert (op, shard, ids)", "delete"])
-def test_who_may_see_a_tube_sees_its_letters_and_no_other(session, right):
+def test_a_role_that_may_see_a_tube_sees_its_letters_and_no_others(session, right):
     assert kinds(session("tube.grant_consumer")) == []
     assert kinds(session("tube.grant_consumer", on_pods=[right])) == ["tube"]
 
 
-def test_who_is_both_sees_both(session):
+def test_a_role_with_both_grants_sees_the_letters_of_both(session):
     assert kinds(session("tube.grant_consumer", "pubsub.grant_admin", on_pods=["select"])) == [
         "commit",
         "tube",
@@ -116,7 +116,7 @@ def test_who_is_both_sees_both(session):
 
 
 @pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop_letters])
-def test_who_may_only_look_changes_nothing(session, admin, does):
+def test_a_role_that_may_only_look_changes_nothing(session, admin, does):
     looking = session("tube.grant_consumer", on_pods=["select", "insert"])
     with pytest.raises(PermissionDenied, match="may see letter 2"):
         does(looking, ids=[2])
@@ -144,7 +144,7 @@ def test_a_refusal_names_the_grant_function_of_a_schema_without_rights_of_its_ow
     assert told == f"let the owner of schema pubsub run: select pubsub.grant_admin('{looking.info.user}')"
 
 
-def test_who_may_only_look_erases_nothing_and_no_letter_expires_for_it(session, admin):
+def test_a_role_that_may_only_look_erases_no_key_and_expires_no_letter(session, admin):
     looking = session("tube.grant_consumer", "pubsub.grant_admin", on_pods=["select", "insert"])
     with pytest.raises(PermissionDenied, match="nothing was erased: role .* may see letter 2"):
         dead_letters.erase_letters(looking, "1")
@@ -157,7 +157,7 @@ def test_who_may_only_look_erases_nothing_and_no_letter_expires_for_it(session, 
     assert kinds(admin) == ["tube"]
 
 
-def test_who_keeps_a_tube_erases_from_its_letters_and_from_no_other(session, admin):
+def test_a_keeper_of_a_tube_erases_from_its_letters_and_from_no_others(session, admin):
     keeping = session("tube.grant_consumer", on_pods=["select", "delete"])
     assert dead_letters.erase_letters(keeping, "1") == [dead_letters.ErasedLetter(2, 1)]
     assert kinds(admin) == ["commit"]

@@ -54,7 +54,7 @@ def test_maintenance_runs_as_the_role_that_the_guide_describes(db, connect, role
 
 
 @pytest.mark.parametrize("schema", ["pgchange", "revision", "pgmb", "mbus"])
-def test_who_maintains_one_system_of_a_database_may_do_what_the_core_needs(connect, role, schema):
+def test_a_role_that_maintains_one_schema_may_maintain_the_core(connect, role, schema):
     connection, keeper = connect(), role("maintenance")
     if schema not in held(connection):
         return
@@ -74,7 +74,7 @@ OLD_ROWS = {
 
 
 @pytest.mark.parametrize(("step", "table"), [("trim_batches", "batch"), ("trim_watchers", "watcher")])
-def test_what_somebody_is_writing_is_trimmed_the_next_time(connect, step, table):
+def test_rows_that_a_session_is_writing_are_trimmed_by_the_next_run(connect, step, table):
     connection, writer = connect(), connect(autocommit=False)
     connection.execute(OLD_ROWS[step])
     writer.execute(f"update pgchange.{table} set kind = 'commit'")
@@ -156,7 +156,7 @@ def test_maintenance_names_a_worker_whose_control_pods_fail_as_long_as_there_are
     assert maintain(connection).attention == []
 
 
-def test_what_maintenance_advises_can_be_typed_whatever_things_are_called(db, connect):
+def test_commands_that_maintenance_advises_are_quoted_for_any_name(db, connect):
     connection, feed = connect(), CommitFeed("yearly audit", 0)
     connection.execute("""create table "it's" (id bigint primary key, n int)""")
     connection.execute("""select revision.track('"it''s"', branch_id => '1 / n')""")

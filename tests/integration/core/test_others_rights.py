@@ -269,7 +269,7 @@ CALLS = {
 """Calls and writes that a persona may make, tried on the objects of another owner."""
 
 
-def test_what_is_done_with_anothers_table_is_refused_or_does_nothing(admin, stranger):
+def test_calls_on_another_owners_table_are_refused_or_do_nothing(admin, stranger):
     before = theirs(admin)
     for persona, calls in CALLS.items():
         session = stranger(persona)
@@ -278,12 +278,12 @@ def test_what_is_done_with_anothers_table_is_refused_or_does_nothing(admin, stra
             assert theirs(admin) == before, (persona, call)
 
 
-def test_what_failed_is_shown_to_the_owner_of_the_table_only(admin, stranger):
+def test_faults_are_shown_only_to_the_owner_of_the_table(admin, stranger):
     assert stranger("revision.grant_owner").execute("select * from revision.fault").fetchall() == []
 
 
 @pytest.mark.parametrize("prepare", ["track", "push"])
-def test_who_hands_its_table_on_hands_it_on_writable(connect, role, connect_to, prepare):
+def test_a_table_stays_writable_when_it_gets_a_new_owner(connect, role, connect_to, prepare):
     """The capture stays with the former owner, and can no longer write its rows. No write of a user fails because of
     this."""
     admin, owner, heir = connect(), role("owner"), role("heir")

@@ -53,7 +53,7 @@ def test_an_install_that_may_not_call_a_revoked_function_says_which_grant_it_nee
 
 
 @pytest.mark.parametrize(("function", "call"), USED.items(), ids=USED)
-def test_what_calls_a_function_that_was_revoked_later_says_which_grant_it_needs(owner, function, call):
+def test_an_error_about_a_revoked_function_names_the_missing_grant(owner, function, call):
     name, admin, session = owner
     schema.install(session, ["topology"])
     revoke(admin, function)

@@ -129,7 +129,7 @@ def test_samples_are_kept_for_an_hour(connection: Connection) -> None:
     assert connection.execute("select count(*) from pgchange.sample").fetchall() == [(2,)]
 
 
-def test_who_notes_a_sample_does_not_wait_for_who_forgets_old_ones(
+def test_recording_a_sample_does_not_wait_for_the_deletion_of_old_samples(
     connect: Connect, connection: Connection
 ) -> None:
     connection.execute(NOTE)
@@ -183,7 +183,7 @@ def test_rates_are_of_what_was_processed_and_of_what_came_meanwhile(db: str, con
     assert trend.ready[-2:] == [2, 6]
 
 
-def test_what_came_is_not_told_where_what_is_ready_is_not_counted_exactly(
+def test_a_sample_has_no_rate_if_its_ready_changes_are_estimated(
     connection: Connection,
 ) -> None:
     look(connection)

@@ -47,13 +47,13 @@ def test_installing_twice_does_nothing(bare_db, connect_to):
     assert schema.install(connection) == first
 
 
-def test_what_was_changed_by_hand_is_told(connect):
+def test_changes_of_a_schema_by_hand_are_reported(connect):
     connection = connect()
     connection.execute("update pubsub.installed set checksum = 'another'")
     assert [state.system for state in versions.installed(connection) if not state.intact] == ["pubsub"]
 
 
-def test_what_was_made_from_other_files_is_not_taken_for_this_packages(connect):
+def test_a_schema_made_from_other_files_is_not_taken_for_this_packages(connect):
     connection = connect()
     connection.execute("update pubsub.installed set checksum = 'another'")
     for deed in (schema.install, schema.upgrade):
@@ -64,7 +64,7 @@ def test_what_was_made_from_other_files_is_not_taken_for_this_packages(connect):
 
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
-def test_who_installs_at_once_finds_all_installed(bare_db, connect_to, level):
+def test_the_second_of_two_concurrent_installs_finds_everything_installed(bare_db, connect_to, level):
     first, second, looking = connect_to(bare_db), connect_to(bare_db), connect_to(bare_db)
     second.execute(f"set default_transaction_isolation = '{level}'")
     with ThreadPoolExecutor() as pool:
@@ -164,12 +164,12 @@ def test_the_others_are_used_beside_a_schema_of_others(geometry):
     assert of_others(geometry) == [("3.5",)]
 
 
-def test_what_a_system_needs_comes_with_it(bare_db, connect_to):
+def test_systems_that_a_system_needs_are_installed_with_it(bare_db, connect_to):
     found = schema.install(connect_to(bare_db), ["pubsub"])
     assert [state.system for state in found] == ["core", "revision", "pubsub"]
 
 
-def test_what_others_need_is_not_left_out(bare_db, connect_to):
+def test_a_system_that_others_need_is_not_left_out(bare_db, connect_to):
     connection = connect_to(bare_db)
     with pytest.raises(InvalidArgument, match="revision cannot be left out, because pubsub needs it"):
         schema.install(connection, without=["revision"])
@@ -182,7 +182,7 @@ def without_hstore(monkeypatch):
     monkeypatch.setitem(EXTENSIONS, "mbus", "hstore_of_another_server")
 
 
-def test_what_the_server_cannot_hold_is_left_out_and_told(bare_db, connect_to, without_hstore):
+def test_a_system_that_the_server_cannot_have_is_left_out_and_named(bare_db, connect_to, without_hstore):
     connection = connect_to(bare_db)
     found = schema.install(connection)
     assert [state.system for state in found if state.version == 0] == ["mbus"]
@@ -192,7 +192,7 @@ def test_what_the_server_cannot_hold_is_left_out_and_told(bare_db, connect_to, w
     assert "mbus" not in versions.present(connection)
 
 
-def test_what_was_asked_for_by_name_is_not_left_out(bare_db, connect_to, without_hstore):
+def test_a_system_that_was_requested_by_name_is_not_left_out(bare_db, connect_to, without_hstore):
     connection = connect_to(bare_db)
     with pytest.raises(Refused, match="mbus: the server has no hstore_of_another_server"):
         schema.install(connection, ["mbus", "tube"])
@@ -282,7 +282,7 @@ THEIRS = {
 }
 
 
-def test_what_others_have_put_into_a_schema_is_never_dropped(connect):
+def test_objects_of_others_in_a_schema_are_never_dropped(connect):
     connection = connect()
     systems = possible(connection)
     connection.execute("create table public.item (id bigint primary key)")
@@ -303,7 +303,7 @@ def test_what_others_have_put_into_a_schema_is_never_dropped(connect):
     assert schemas(connection) == set()
 
 
-def test_who_may_not_take_a_capture_off_removes_nothing(db, role, connect_to):
+def test_a_role_that_may_not_remove_a_capture_uninstalls_nothing(db, role, connect_to):
     connection, owner, installer = connect_to(db), role("owner"), role("installer")
     connection.execute(f"create schema airline authorization {owner.name}")
     connection.execute("select revision.grant_owner(%s::regrole)", [owner.name])

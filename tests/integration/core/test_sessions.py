@@ -50,7 +50,7 @@ def pid(connection: Connection) -> int:
 
 
 @pytest.mark.parametrize("kind", LEFT)
-def test_what_a_batch_leaves_in_a_session_does_not_reach_the_next(db: str, kind: str) -> None:
+def test_settings_of_a_batch_do_not_reach_the_next_batch_of_the_session(db: str, kind: str) -> None:
     leave, is_there = LEFT[kind]
     with Sessions() as kept:
         with kept.connect(db) as first:

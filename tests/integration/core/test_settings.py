@@ -114,7 +114,7 @@ def test_every_setting_that_a_session_may_choose_is_pinned_or_changes_no_value(s
     assert unknown - NOT_PINNED.keys() == set()
 
 
-def test_whatever_evaluates_an_expression_of_a_user_has_all_pinned_settings(item):
+def test_every_function_that_evaluates_a_users_expression_has_all_pinned_settings(item):
     make(item, predicate="note is not null")
     attach(item)
     item.execute("select revision.track('item', branch_id => '0 * id'), pgmb.push_table_mutations('item')")

@@ -41,7 +41,7 @@ def is_called(arguments, theirs):
 
 
 @pytest.mark.parametrize("system", ["pubsub", "tube", "pgmb", pytest.param("mbus", marks=pytest.mark.hstore)])
-def test_what_is_called_is_there_with_its_arguments_and_result(connect, system):
+def test_each_function_that_clients_call_has_its_arguments_and_result(connect, system):
     connection = connect()
     if system == "mbus":
         connection.execute("select mbus.create_queue('q', 2), mbus.create_run_function('q')")

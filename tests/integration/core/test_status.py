@@ -65,7 +65,7 @@ def buffers(connection, query):
 LOOKS = ("select * from pgchange.health()", "select * from pgchange.reasons()")
 
 
-def test_what_health_reads_grows_with_neither_backlog_nor_history(full, db):
+def test_the_cost_of_health_grows_with_neither_backlog_nor_history(full, db):
     """Takes seconds: each feed first gets a backlog that is larger than status counts."""
     more(full)
     before = [buffers(full, look) for look in LOOKS]
@@ -111,7 +111,7 @@ def test_a_consumer_of_a_branch_that_is_not_here_counts_no_changes(full):
     assert (row["consumer"], row["ready"], row["elsewhere"]) == ("commits:test/4711", None, "changes")
 
 
-def test_one_kind_can_be_asked_for(full):
+def test_status_of_a_single_kind_can_be_queried(full):
     assert [row["consumer"] for row in shown(full, 10, "event")] == ["events:g"]
 
 
@@ -131,7 +131,7 @@ def test_a_feed_that_cannot_tell_hides_no_other(full):
     assert told[-1] == line
 
 
-def test_who_may_see_no_feed_at_all_is_told_so(full, role, connect_to):
+def test_a_role_that_may_see_no_feed_gets_an_error(full, role, connect_to):
     viewer, told = role("viewer"), []
     full.execute("select pgchange.grant_viewer(%s::regrole)", [viewer.name])
     with pytest.raises(PermissionDenied, match="permission denied"):
@@ -202,7 +202,7 @@ def test_a_consumer_that_is_dropped_during_a_look_takes_no_other_with_it(full, c
     assert {"commits:first/0", "commits:third/0", "commits:test/0"} <= rows.keys()
 
 
-def test_who_claims_a_batch_again_during_a_look_is_at_work(full, connect, db):
+def test_a_consumer_that_claims_again_while_status_runs_is_at_work(full, connect, db):
     feed, failed = EventFeed("g"), ZeroDivisionError()
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), ConsumerTransaction(feed, db) as transaction:
@@ -217,7 +217,7 @@ def test_who_claims_a_batch_again_during_a_look_is_at_work(full, connect, db):
     assert (rows[feed.name]["attempt"], rows[feed.name]["at_work"]) == (3, True)
 
 
-def test_who_may_see_one_feed_sees_that_one(full, role):
+def test_a_role_that_may_see_one_feed_sees_that_feed(full, role):
     someone = role("someone")
     full.execute(f"select topology.grant_consumer('{someone.name}')")
     told = []

@@ -35,7 +35,7 @@ where datname = current_database() and state = 'idle in transaction' and applica
 
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
-def test_who_waited_for_the_lock_sees_what_the_holder_committed(db, connect, level):
+def test_a_consumer_that_waited_for_the_lock_sees_the_commits_of_its_holder(db, connect, level):
     connection = connect()
     connection.execute(
         f"alter database {connection.info.dbname} set default_transaction_isolation = '{level}'"
@@ -57,7 +57,7 @@ def test_who_waited_for_the_lock_sees_what_the_holder_committed(db, connect, lev
     assert found == [None]
 
 
-def test_what_follows_a_claim_is_the_batchs_processing(db, connect):
+def test_time_after_a_claim_counts_as_the_phase_process(db, connect):
     commits(connect(), 3)
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(10)
@@ -95,7 +95,7 @@ def test_a_connection_that_is_lost_while_another_holds_the_lock_is_told_as_that(
         first.ack()
 
 
-def test_who_waits_for_the_lock_holds_no_snapshot_and_can_be_stopped(db, connect):
+def test_a_consumer_that_waits_for_the_lock_holds_no_snapshot_and_can_be_stopped(db, connect):
     connection, stopped, ended = connect(), threading.Event(), []
 
     def wait():
@@ -117,7 +117,7 @@ def test_who_waits_for_the_lock_holds_no_snapshot_and_can_be_stopped(db, connect
     assert ended == [True]
 
 
-def test_who_is_stopped_before_the_commit_keeps_nothing(db, connect):
+def test_a_consumer_that_is_stopped_before_the_commit_keeps_nothing(db, connect):
     connection = connect()
     rows = commits(connection, 3)
     connection.execute("create table kept (id int)")

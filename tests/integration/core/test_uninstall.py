@@ -59,7 +59,7 @@ def held(connection):
 
 
 @pytest.mark.parametrize(("needed", "by"), NEEDED, ids=lambda name: name)
-def test_what_another_system_needs_is_not_removed_alone(bare_db, connect_to, needed, by):
+def test_a_system_that_another_system_needs_is_not_removed_alone(bare_db, connect_to, needed, by):
     connection = connect_to(bare_db)
     there = [state.system for state in schema.install(connection, [by])]
     with pytest.raises(InvalidArgument, match=rf"{by} needs .*{needed}.*: remove {by} first, or all at once"):
@@ -67,7 +67,7 @@ def test_what_another_system_needs_is_not_removed_alone(bare_db, connect_to, nee
     assert versions.present(connection) == there
 
 
-def test_what_others_have_built_on_a_schema_is_told(connection):
+def test_objects_of_others_that_use_a_schema_are_named(connection):
     for system, (made, name) in itertools.product(held(connection), THEIRS.values()):
         of_ours = strangers(connection, system.schema)
         with connection.transaction(force_rollback=True):
@@ -76,7 +76,7 @@ def test_what_others_have_built_on_a_schema_is_told(connection):
             assert found.startswith(name), system.folder
 
 
-def test_what_others_have_built_on_what_is_ours_elsewhere_is_never_dropped(connection):
+def test_objects_of_others_that_use_our_objects_elsewhere_are_never_dropped(connection):
     make(connection, "q")
     connection.execute("create view public.mine as select seq from public.q")
     with pytest.raises(Refused, match=r"schema tube is used by others: view \S*mine .*first"):
@@ -95,7 +95,7 @@ def test_tables_by_the_names_and_columns_of_ours_are_not_taken_for_ours(bare_db,
     assert one(connection, "select to_regclass('topology.precious') is not null")
 
 
-def test_what_others_take_of_ours_is_never_dropped(connection):
+def test_objects_of_others_that_use_ours_are_never_dropped(connection):
     for made, name in USED.values():
         connection.execute(made)
         with pytest.raises(Refused, match=rf"is used by others: {re.escape(name)}"):
@@ -104,7 +104,7 @@ def test_what_others_take_of_ours_is_never_dropped(connection):
     schema.uninstall(connection)
 
 
-def test_what_refuses_leaves_the_captures_where_they_were(connection):
+def test_a_refused_uninstall_leaves_all_captures(connection):
     connection.execute("create table public.ledger (id bigint primary key); select revision.track('ledger')")
     connection.execute("create view public.mine as select id from revision.commit_queue")
     with pytest.raises(Refused, match="view public.mine"):

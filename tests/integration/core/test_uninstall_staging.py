@@ -36,14 +36,14 @@ def stage(connection):
         return create(session, BATCH, "public.target", [("n", "bigint")])
 
 
-def test_what_is_staged_goes_with_the_core(connection):
+def test_staging_tables_are_removed_with_the_core(connection):
     stage(connection)
     schema.uninstall(connection)
     assert not is_there(connection)
 
 
 @pytest.mark.parametrize("kind", THEIRS)
-def test_what_others_have_put_among_what_is_staged_is_never_dropped(connection, kind):
+def test_tables_of_others_in_the_staging_schema_are_never_dropped(connection, kind):
     stage(connection)
     connection.execute(THEIRS[kind])
     with pytest.raises(
@@ -53,7 +53,7 @@ def test_what_others_have_put_among_what_is_staged_is_never_dropped(connection, 
     assert "core" in versions.present(connection)
 
 
-def test_what_others_have_built_on_what_is_staged_is_never_dropped(connection):
+def test_objects_of_others_that_use_staging_tables_are_never_dropped(connection):
     connection.execute(f"create view public.mine as select n from pgchange_staging.{stage(connection)}")
     with pytest.raises(Refused, match=r"schema pgchange_staging is used by others: view public\.mine"):
         schema.uninstall(connection)
@@ -94,7 +94,7 @@ def test_a_schema_of_somebody_else_is_not_ours_by_a_comment_like_ours(connection
         assert is_there(connection)
 
 
-def test_one_with_another_comment_hinders_no_installation_beside_the_core(connection):
+def test_a_staging_schema_with_another_comment_does_not_prevent_an_installation(connection):
     schema.uninstall(connection, ["tube"])
     connection.execute("comment on schema pgchange_staging is 'of our pipelines'")
     schema.install(connection)
@@ -103,13 +103,13 @@ def test_one_with_another_comment_hinders_no_installation_beside_the_core(connec
     assert not is_there(connection)
 
 
-def test_one_that_was_dropped_by_hand_is_made_again(connection):
+def test_a_staging_schema_that_was_dropped_by_hand_is_created_again(connection):
     connection.execute("drop schema pgchange_staging cascade")
     schema.install(connection)
     assert stage(connection) == one(connection, "select name from pgchange.staged_tables()")
 
 
-def test_one_that_a_core_has_left_that_was_dropped_by_hand_goes_on(connection):
+def test_a_staging_schema_left_by_a_core_dropped_by_hand_is_used_again(connection):
     name = stage(connection)
     connection.execute("drop schema pgchange cascade")
     schema.uninstall(connection, [system.folder for system in versions.SYSTEMS[1:]])
@@ -117,7 +117,7 @@ def test_one_that_a_core_has_left_that_was_dropped_by_hand_goes_on(connection):
     assert name == one(connection, "select name from pgchange.staged_tables()")
 
 
-def test_one_that_a_core_has_left_that_was_dropped_by_hand_is_removed_with_the_rest(connection):
+def test_a_staging_schema_left_by_a_core_dropped_by_hand_is_removed_with_the_rest(connection):
     connection.execute("drop schema pgchange cascade; create table pgchange_staging.mine ()")
     with pytest.raises(
         Refused, match="schema pgchange_staging is used by others: table pgchange_staging.mine"
@@ -128,7 +128,7 @@ def test_one_that_a_core_has_left_that_was_dropped_by_hand_is_removed_with_the_r
     assert not is_there(connection)
 
 
-def test_one_whose_comment_a_restore_left_out_goes_with_the_core(connection):
+def test_a_staging_schema_that_lost_its_comment_in_a_restore_is_removed_with_the_core(connection):
     connection.execute(
         "comment on schema pgchange_staging is null; comment on table pgchange.installed is null"
     )

@@ -54,7 +54,7 @@ def test_rows_that_came_with_a_partition_are_told_with_the_call_that_publishes_t
     assert one(item, "select missed::text from pgmb.pushing()") == "{high}"
 
 
-def test_who_mends_is_told_and_so_is_maintenance(item):
+def test_repair_and_maintenance_report_rows_that_came_with_a_partition(item):
     come(item)
     assert refresh(item) == [MENDED, CAME]
     assert refresh(item) == []

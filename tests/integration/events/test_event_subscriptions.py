@@ -76,7 +76,7 @@ def test_a_condition_that_postgresql_does_not_take_is_refused_with_the_reason(co
 
 
 @pytest.mark.parametrize("group", ["", "g" * 49])
-def test_what_no_group_can_be_called_is_refused(connection, group):
+def test_an_invalid_name_of_a_group_is_refused(connection, group):
     with pytest.raises(InvalidArgument, match="name of a group"):
         subscribe(connection, group)
 
