@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from tests.chaos.unattended import ASLEEP, Load
+from tests.chaos.unattended import ASLEEP, MAINTENANCE, WAIT, WRITER, Load
 
 SAMPLE = """
 select
@@ -116,9 +116,9 @@ def private(pid: int) -> int:
     return int(found[1]) if found else 0
 
 
-def slowest(log: Path) -> tuple[float, str]:
-    """Return the seconds and the text of the slowest statement that the server logged with its duration."""
-    found = re.findall(r"duration: ([\d.]+) ms +(.*)", log.read_text(errors="replace"))
+def slowest(log: Path, session: str) -> tuple[float, str]:
+    """Return the seconds and the text of the slowest statement of some sessions that the server logged."""
+    found = re.findall(rf"{session}: LOG: +duration: ([\d.]+) ms +(.*)", log.read_text(errors="replace"))
     return max(((float(ms) / 1000, text) for ms, text in found), default=(0.0, ""))
 
 
@@ -135,7 +135,8 @@ def broken(watch: Watch, load: Load, told: str, log: Path) -> list[str]:
     late = [s for s in watch.samples if s.at > WARM * watch.samples[-1].at]
     early = [s.kilobytes for s in watch.samples[: len(watch.samples) // 2]]
     middle = late[: len(late) // 3]
-    longest, statement = slowest(log)
+    longest, statement = slowest(log, MAINTENANCE)
+    wait, write = slowest(log, WRITER)
     found = {
         "the watch failed": watch.errors,
         "rows in default partitions": [s.in_default for s in watch.samples if s.in_default][-3:],
@@ -146,6 +147,7 @@ def broken(watch: Watch, load: Load, told: str, log: Path) -> list[str]:
         "errors of maintenance": re.findall(r".* ERROR .*", told),
         "no maintenance": [] if "maintained in" in told else [told[-200:] or "nothing logged"],
         "a long transaction of maintenance": [longest, statement] if longest > LONGEST else [],
+        "a long wait of a writer": [wait, write] if wait > WAIT else [],
         "memory of sessions": _grown(
             [s.sessions for s in middle], [s.sessions for s in late[-len(middle) :]]
         ),
@@ -184,4 +186,5 @@ def figures(watch: Watch, told: str, log: Path) -> Iterator[str]:
     yield f"kB of our schemas: at most {max(s.kilobytes for s in each)}, at the end {last.kilobytes}"
     yield f"kB of the largest session: at most {max(s.sessions for s in each)}, at the end {last.sessions}"
     yield f"kB of the command: at most {max(s.command for s in each)}, at the end {last.command}"
-    yield "slowest statement of maintenance: {:.3f} s, {}".format(*slowest(log))
+    yield "slowest statement of maintenance: {:.3f} s, {}".format(*slowest(log, MAINTENANCE))
+    yield "longest wait of a writer, if above the limit: {:.3f} s, {}".format(*slowest(log, WRITER))
