@@ -156,6 +156,9 @@ declare
         select tube.named(a.tube) from (select distinct a.tube from jsonb_to_recordset(asked) as a(tube text)) as a);
     busy integer[];
 begin
+    if asked = '[]' then
+        return '[]';
+    end if;
     perform tube.check_still_shared_by(t, a.workers, a.worker)
     from jsonb_to_recordset(asked) as a(tube text, workers integer, worker integer) join unnest(known) as t on t.name = a.tube;
     if exists (select from jsonb_to_recordset(asked) as a(upto integer) where coalesce(a.upto < 0, true)) then

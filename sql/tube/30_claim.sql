@@ -46,10 +46,12 @@ declare
     ids bigint := 0;
     oldest timestamptz;
     kind text;
+    last_seq bigint;
     pod record;
     is_full boolean := false;
 begin
     foreach kind in array array['incremental', 'backfill'] loop
+        last_seq := null;
         for pod in execute 'select seq, cardinality(ids) as size, ts from (' || tube.unread_sql(
             known, worker, kind, "position", upto, null, max_changes, tube.held_sql(held, false)
         ) || ') as u' loop
@@ -58,24 +60,39 @@ begin
             pods := pods + 1;
             ids := ids + pod.size;
             oldest := least(oldest, pod.ts);
-            chosen := jsonb_set(chosen, array[kind], to_jsonb(pod.seq));
+            last_seq := pod.seq;
         end loop;
+        if last_seq is not null then
+            chosen := chosen || jsonb_build_object(kind, last_seq);
+        end if;
         exit when is_full or ids >= max_changes;
     end loop;
     return chosen || jsonb_build_object('pods', pods, 'oldest', oldest);
 end
 $$;
 
--- The place of an id in a batch: its shard, and one of 64 parts of the shard.
-create function tube.place(shard integer, id bigint) returns integer[]
+-- The part of a shard that has an id, one of 64.
+create function tube.part_of(id bigint) returns integer
 language sql immutable as $$
-    select array[shard, pg_catalog.hashint8(id) & 63]
+    select pg_catalog.hashint8(id) & 63
 $$;
 
--- The place of an id that is a text, like tube.place() for integers.
-create function tube.place(shard integer, id text) returns integer[]
+-- The part of a shard that has an id that is a text, like tube.part_of() for integers.
+create function tube.part_of(id text) returns integer
 language sql immutable as $$
-    select array[shard, (pg_catalog.hashtextextended(id collate pg_catalog."C", 0) & 63)::integer]
+    select (pg_catalog.hashtextextended(id collate pg_catalog."C", 0) & 63)::integer
+$$;
+
+-- A number by which ids are sorted to find equal ids: comparing numbers is faster than comparing texts.
+create function tube.sort_key(id bigint) returns bigint
+language sql immutable as $$
+    select id
+$$;
+
+-- Like tube.sort_key() for integers. Different ids rarely have the same number.
+create function tube.sort_key(id text) returns bigint
+language sql immutable as $$
+    select pg_catalog.hashtextextended(id collate pg_catalog."C", 0)
 $$;
 
 -- The place of an id in the order in which a batch is split. An id in several pods has the place of the first of them.
@@ -95,21 +112,31 @@ $$;
 create function tube.slices(tube text, worker integer, choice jsonb, like_ids anyarray default null::bigint[]) returns jsonb
 language sql volatile as $$
     with counted as (
-        select tube.place(d.shard, d.id) as place, count(*) as n
+        select d.shard, d.part, count(*) as n
         from (
-            select p.shard, i.id
+            -- Sorting finds equal ids in half the time of a hash table that does not fit into work_mem.
+            select distinct on (tube.sort_key(i.id), p.shard, i.id) p.shard, tube.part_of(i.id) as part
             from tube.pods_of(tube, worker, choice, like_ids) as p cross join lateral unnest(p.ids) as i(id)
-            group by p.shard, i.id
-            having (select choice -> 'part') is null
-                   or tube.is_in_part(choice -> 'part', tube.place_in_order(p.shard, bool_and(p.op = 'B'), min(p.seq), i.id))
+            where choice -> 'part' is null
+            order by tube.sort_key(i.id), p.shard, i.id
         ) as d
-        group by 1
+        group by d.shard, d.part
+        union all
+        select d.shard, d.part, count(*)
+        from (
+            select p.shard, tube.part_of(i.id) as part
+            from tube.pods_of(tube, worker, choice, like_ids) as p cross join lateral unnest(p.ids) as i(id)
+            where choice -> 'part' is not null
+            group by p.shard, i.id
+            having tube.is_in_part(choice -> 'part', tube.place_in_order(p.shard, bool_and(p.op = 'B'), min(p.seq), i.id))
+        ) as d
+        group by d.shard, d.part
     ), summed as (
-        select c.place, c.n, sum(c.n) over (partition by c.place[1] order by c.place) - c.n as before from counted as c
+        select c.shard, c.part, c.n, sum(c.n) over (partition by c.shard order by c.part) - c.n as before from counted as c
     ), sliced as (
-        select s.place[1] as shard, min(s.place[2]) - 1 as after, max(s.place[2]) as upto, sum(s.n) as n
+        select s.shard, min(s.part) - 1 as after, max(s.part) as upto, sum(s.n) as n
         from summed as s
-        group by s.place[1], div(s.before, 20000)
+        group by s.shard, div(s.before, 20000)
     )
     select jsonb_agg(
         jsonb_build_object('count', s.n, 'after', array[s.shard, s.after], 'upto', array[s.shard, s.upto])

@@ -1,16 +1,21 @@
 -- Reading a batch: its ids, their tables, and which of the ids a copy contains.
 
 -- The ids of a batch between two places, each once per shard. Incremental ids come first, in the order in which they were first
--- touched.
+-- touched. PostgreSQL expects few ids, and would put them into a hash table. Sorting takes less time for more ids than fit into
+-- work_mem, so hash tables are turned off.
 create function tube.changes(tube text, worker integer, choice jsonb, after integer[], upto integer[])
 returns table (id bigint, shard integer, seq bigint, backfill boolean, payload jsonb, touched_at timestamptz)
-language sql volatile as $$
+language sql volatile
+set enable_hashagg = off
+as $$
     select i.id, p.shard, max(p.seq), bool_and(p.op = 'B'),
-           (array_agg(p.payload order by p.seq desc) filter (where p.payload is not null))[1], min(p.ts)
+           -- The latest payload. An aggregate with its own order would begin a sort for each id.
+           (max(array[lpad(p.seq::text, 19, '0'), p.payload::text] collate "C") filter (where p.payload is not null))[2]::jsonb,
+           min(p.ts)
     from tube.pods_of(tube, worker, choice, null::bigint[]) as p
     cross join lateral unnest(p.ids) as i(id)
-    where tube.place(p.shard, i.id) > after and tube.place(p.shard, i.id) <= upto
-    group by p.shard, i.id
+    where (p.shard, tube.part_of(i.id)) > (after[1], after[2]) and (p.shard, tube.part_of(i.id)) <= (upto[1], upto[2])
+    group by tube.sort_key(i.id), p.shard, i.id
     having (select choice -> 'part') is null
            or tube.is_in_part(choice -> 'part', tube.place_in_order(p.shard, bool_and(p.op = 'B'), min(p.seq), i.id))
     order by bool_and(p.op = 'B'), min(p.seq), i.id
@@ -19,13 +24,17 @@ $$;
 -- Like tube.changes(), for a tube whose ids are texts.
 create function tube.key_changes(tube text, worker integer, choice jsonb, after integer[], upto integer[])
 returns table (id text, shard integer, seq bigint, backfill boolean, payload jsonb, touched_at timestamptz)
-language sql volatile as $$
+language sql volatile
+set enable_hashagg = off
+as $$
     select i.id, p.shard, max(p.seq), bool_and(p.op = 'B'),
-           (array_agg(p.payload order by p.seq desc) filter (where p.payload is not null))[1], min(p.ts)
+           -- The latest payload. An aggregate with its own order would begin a sort for each id.
+           (max(array[lpad(p.seq::text, 19, '0'), p.payload::text] collate "C") filter (where p.payload is not null))[2]::jsonb,
+           min(p.ts)
     from tube.pods_of(tube, worker, choice, null::text[]) as p
     cross join lateral unnest(p.ids) as i(id)
-    where tube.place(p.shard, i.id) > after and tube.place(p.shard, i.id) <= upto
-    group by p.shard, i.id
+    where (p.shard, tube.part_of(i.id)) > (after[1], after[2]) and (p.shard, tube.part_of(i.id)) <= (upto[1], upto[2])
+    group by tube.sort_key(i.id), p.shard, i.id
     having (select choice -> 'part') is null
            or tube.is_in_part(choice -> 'part', tube.place_in_order(p.shard, bool_and(p.op = 'B'), min(p.seq), i.id))
     order by bool_and(p.op = 'B'), min(p.seq), i.id collate "C"

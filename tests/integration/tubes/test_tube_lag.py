@@ -42,6 +42,7 @@ def test_the_lags_of_many_workers_come_in_the_order_of_the_question(q):
     counted = ask(q, lags([(feed, ask(q, feed.position()) or NOWHERE, 10) for feed in feeds]))
     assert [each["ready"] for each in counted] == [2, 3, 0, 2]
     assert counted[2] == lag(q, worker=2, workers=3, tube="shared")
+    assert one(q, "select tube.lags('[]')") == []
 
 
 def test_beyond_the_number_asked_about_it_is_an_estimate(q):
