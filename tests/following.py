@@ -27,7 +27,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from tests.command_line import parsed
 from tests.readme import FENCE, statements
 
-ELSEWHERE = {".", "export", "pip", "psql", "python3", "rm"}
+ELSEWHERE = {".", "createdb", "export", "pg_dump", "pg_dumpall", "pg_restore", "pip", "psql", "python3", "rm"}
 """Programs that are not ours, and commands of the shell. They are not run."""
 CHANGING = re.compile(
     r"[0-9a-f]{8}-[0-9a-f-]{27}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+ (?:ms|s)\b|\b\d+\.\d+\b"

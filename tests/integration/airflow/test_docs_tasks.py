@@ -6,9 +6,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
+from demo.postgres import Cluster
+from tests import dumps
 from tests.airflow_home import uri
 from tests.airflow_metadata import take_migrated
 from tests.following import Reader, dags
@@ -85,6 +89,29 @@ def test_batches_go_through_the_pooler_and_handlers_past_it(
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(pgbouncer))
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DIRECT", uri(db))
     assert follow("pgbouncer").failures == []
+
+
+@pytest.mark.hstore
+def test_a_restored_database_goes_on_as_the_page_shows(
+    db: str,
+    bare_db: str,
+    cluster: Cluster,
+    follow: Follow,
+    connect_to: Callable[..., psycopg.Connection[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
+    shell = Reader._sh
+
+    def restore(reader: Reader, example: str) -> str:
+        if "pg_restore" in example:
+            dumps.load(cluster, bare_db, dumps.dump(cluster, db))
+            monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(bare_db))
+            reader.database = connect_to(bare_db)
+        return shell(reader, example)
+
+    monkeypatch.setattr(Reader, "_sh", restore)
+    assert follow("restore").failures == []
 
 
 @pytest.mark.hstore
