@@ -13,8 +13,11 @@ from airflow_pgchange.admin import original_systems, versions
 from airflow_pgchange.admin.dependent_objects import strangers
 from airflow_pgchange.admin.versions import SEALED, STAGING, Installed, System
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied, Refused, SchemaVersionMismatch
+from airflow_pgchange.feeds.attempts import attempted
 from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
+from airflow_pgchange.feeds.grants import identifier
+from airflow_pgchange.feeds.watched_connection import role_of
 from airflow_pgchange.feeds.queries import ask, rows
 
 
@@ -31,7 +34,7 @@ def install(
     installed. Raises Refused if the server lacks an extension for a system in ``systems``, or if an installed
     system needs a dropped schema. Also if another program has a schema of the same name.
     """
-    with _as_owner(), connection.transaction():
+    with _as_owner(connection), connection.transaction():
         _lock(connection)
         present = versions.present(connection)
         chosen = _with_needs(systems, without)
@@ -126,7 +129,7 @@ def upgrade(connection: psycopg.Connection[Any]) -> list[Installed]:
 
     Raises SchemaVersionMismatch if the database has a newer version than the package.
     """
-    with _as_owner():
+    with _as_owner(connection):
         for system in versions.SYSTEMS:
             while _upgraded_by_one(connection, system):
                 pass
@@ -169,7 +172,7 @@ def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None
     others, or if objects of others depend on it.
     """
     removed = []
-    with _as_owner(), connection.transaction():
+    with _as_owner(connection), connection.transaction():
         _lock(connection)
         present = versions.present(connection)
         chosen = _chosen(systems)
@@ -242,10 +245,10 @@ def _used(schema: str, system: System, theirs: Sequence[str]) -> Refused:
 
 
 @contextmanager
-def _as_owner() -> Iterator[None]:
+def _as_owner(connection: psycopg.Connection[Any]) -> Iterator[None]:
     """Translate the driver's errors. PermissionDenied gets the advice to run as the owner of the schemas."""
     try:
-        with translated():
+        with translated(), attempted(connection, ""):
             yield
     except PermissionDenied as error:
         cause = error.__cause__
@@ -253,9 +256,10 @@ def _as_owner() -> Iterator[None]:
         has_advice = isinstance(cause, psycopg.Error) and cause.diag.message_hint
         if has_advice or "for function pg_" in (reason or ""):
             raise
+        database, role = identifier(connection.info.dbname), identifier(role_of(connection))
         raise PermissionDenied(
-            f"{reason}: the schemas are installed, upgraded and removed by their owner, "
-            "a role that may create schemas in this database (`grant create on database`)"
+            f"{reason}, role {role}:\nthe schemas are installed, upgraded and removed by their owner: connect as it. For "
+            f"new schemas, let the owner of the database run: grant create on database {database} to {role}"
         ) from error
 
 

@@ -11,7 +11,10 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.errors import SchemaVersionMismatch
+from airflow_pgchange.feeds import grants
 from airflow_pgchange.feeds.queries import rows
+
+sql_folder = grants.sql_folder
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,6 @@ class Installed:
     needed: int
     intact: bool | None
     left_out: str | None = None
-
-
-def sql_folder() -> Path:
-    """Return the folder of the SQL files: inside an installed package, or at the top of a checkout."""
-    package = Path(__file__).parents[1]
-    inside = package / "sql"
-    return inside if inside.is_dir() else package.parent / "sql"
 
 
 def scripts(system: System) -> list[Path]:

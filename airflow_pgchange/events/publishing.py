@@ -12,6 +12,7 @@ from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events.event import Event, Row, event_id, id_of_microsecond, row_of
+from airflow_pgchange.feeds.attempts import attempted
 from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.queries import ask
 
@@ -58,7 +59,7 @@ def copy_rows(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
         return
     columns = COLUMNS if rows[0].event.id else COLUMNS[1:]
     command = sql.SQL("copy pgmb.events ({}) from stdin").format(_names(columns))
-    with _explained(), connection.cursor() as cursor, cursor.copy(command) as copy:
+    with _explained(connection, command), connection.cursor() as cursor, cursor.copy(command) as copy:
         for row in rows:
             copy.write_row(_values(row, columns))
 
@@ -74,7 +75,7 @@ def insert_if_absent(connection: psycopg.Connection[Any], rows: Sequence[Row]) -
         *(sql.Literal(list(values)) for values in columns)
     )
     query = sql.SQL("insert into pgmb.events ({}) select * from unnest({}) on conflict do nothing")
-    with _explained():
+    with _explained(connection, query):
         if connection.execute(query.format(_names(COLUMNS), lists)).rowcount == len(rows):
             return
         others = ask(connection, sql.SQL("select pgmb.other_events({})").format(lists))
@@ -102,10 +103,10 @@ def _names(columns: Sequence[str]) -> sql.Composed:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _explained(connection: psycopg.Connection[Any], query: sql.Composable) -> Iterator[None]:
     """Convert errors that an event causes, in PostgreSQL or while it is encoded, to InvalidArgument."""
     try:
-        with translated():
+        with translated(), attempted(connection, query):
             yield
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"an event has text that the connection cannot send: {error}") from error

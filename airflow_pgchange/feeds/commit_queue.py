@@ -23,15 +23,8 @@ from airflow_pgchange.feeds.schemas import our_schema
 BEGINNING = {"snapshot": None}
 """The point before all commits."""
 
-our_schema(
-    "revision",
-    grants="`revision.grant_owner('<role>')` is for roles that track tables, `grant_maintainer` for maintenance",
-)
-our_schema(
-    "pubsub",
-    grants="`pubsub.grant_consumer('<role>')` is for consumers, `grant_admin` for roles that skip, send again, move, "
-    "repair, drop and trim",
-)
+our_schema("revision")
+our_schema("pubsub")
 
 
 @kind_of_feed

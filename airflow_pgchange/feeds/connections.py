@@ -13,6 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import set_json_loads
 
 from airflow_pgchange.feeds import server_timeout, tokens, watched_connection
+from airflow_pgchange.feeds.attempts import AsyncCursor, Cursor
 from airflow_pgchange.feeds.error_translation import translated
 
 DEFAULTS: dict[str, Any] = {
@@ -65,7 +66,7 @@ def configure(connection: psycopg.Connection[Any]) -> None:
     """Set the attributes of the Python object that all connections have."""
     connection.autocommit = True
     connection.prepare_threshold = None
-    connection.cursor_factory = psycopg.ClientCursor
+    connection.cursor_factory = Cursor
     set_json_loads(_loads, connection)
 
 
@@ -159,7 +160,7 @@ async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.Asyn
             server_timeout.for_libpq(complete(conninfo, primary=primary)),
             autocommit=True,
             prepare_threshold=None,
-            cursor_factory=psycopg.AsyncClientCursor,
+            cursor_factory=AsyncCursor,
         )
         set_json_loads(_loads, connection)
         try:

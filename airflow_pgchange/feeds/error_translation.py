@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,8 +35,10 @@ from airflow_pgchange.errors import (
     UnknownLetter,
     UnsupportedType,
 )
+from airflow_pgchange.feeds import grants
+from airflow_pgchange.feeds.attempts import attempt_of
 from airflow_pgchange.feeds.extensions import EXTENSIONS
-from airflow_pgchange.feeds.schemas import GRANTS, REVOKED, schema_in
+from airflow_pgchange.feeds.schemas import schema_in
 
 OF_A_BATCH = (ApplicationFailed, BatchIncomplete, MergeRefused, UnsupportedType)
 
@@ -76,7 +78,7 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
 
 ADVICE: dict[type[PgChangeError], str] = {
     SchemaMissing: "run `airflow-pgchange install` on this database, or airflow_pgchange.admin.install()",
-    PermissionDenied: "let its owner grant it; the guide to roles says who needs what",
+    PermissionDenied: "let its owner grant the right, or run it as its owner",
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }
 
@@ -89,7 +91,7 @@ CANCELLED_BY_STANDBY = (
     "max_standby_streaming_delay, set hot_standby_feedback, or read from the primary"
 )
 
-DENIED = re.compile(r"for (?:schema|function) (\w+)")
+log = logging.getLogger(__name__)
 
 REFUSED = "the server answered and refused: check database, role and password"
 
@@ -109,8 +111,21 @@ def from_postgres(error: psycopg.Error) -> PgChangeError | None:
     message = error.diag.message_primary or str(error).strip() or type(error).__name__
     if kind is None or (kind is SchemaMissing and schema_in(message) is None):
         return None
+    if kind is PermissionDenied:
+        return PermissionDenied(_denied(error, message))
     hint = error.diag.message_hint or _advice(kind, message)
     return kind(f"{message}: {hint}" if hint else message)
+
+
+def _denied(error: psycopg.Error, message: str) -> str:
+    """Return the text for a missing right: a line with the role that lacks it, and a line with the grant to run."""
+    if error.diag.message_hint:
+        return f"{message}:\n{error.diag.message_hint}"
+    attempt = attempt_of(error)
+    if attempt is None:
+        return f"{message}:\n{ADVICE[PermissionDenied]}"
+    grant = grants.advice(message, f"{attempt.statement}\n{error.diag.context or ''}", attempt.role)
+    return f"{message}, role {attempt.role}:\n{grant or ADVICE[PermissionDenied]}"
 
 
 def _is_standby_conflict(error: psycopg.Error) -> bool:
@@ -130,12 +145,15 @@ def _advice(kind: type[PgChangeError], message: str) -> str | None:
     extension = EXTENSIONS.get(schema_in(message) or "") if kind is SchemaMissing else None
     if extension is not None:
         return f"{ADVICE[kind]}; where the server has no {extension}, install postgresql-contrib there first"
-    denied = DENIED.search(message) if kind is PermissionDenied else None
-    if denied is not None and denied[1].startswith("pg_"):
-        return REVOKED.format(denied[1])
-    if denied is None or denied[1] not in GRANTS:
-        return ADVICE.get(kind)
-    return f"let the owner of the schema run it: {GRANTS[denied[1]]}; the guide to roles says who needs what"
+    return ADVICE.get(kind)
+
+
+def shorten(error: psycopg.Error) -> None:
+    """Leave the lines out of our functions' code that an error came through. They are logged at level debug."""
+    context = error.diag.context
+    if context and error.args:
+        log.debug("%s: %s", error.diag.message_primary, context)
+        error.args = (str(error).partition("\nCONTEXT:")[0], *error.args[1:])
 
 
 @contextmanager
@@ -144,6 +162,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
+        shorten(error)
         ours = from_postgres(error)
         if ours is None:
             raise

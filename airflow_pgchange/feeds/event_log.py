@@ -21,11 +21,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FEW = 250
 """Up to this number of events, PostgreSQL may collect all before it sends the first."""
 
-our_schema(
-    "pgmb",
-    grants="`pgmb.grant_writer('<role>')` is for who publishes, and in its place `grant_subscriber`, `grant_consumer` or "
-    "`grant_admin`",
-)
+our_schema("pgmb")
 
 
 @kind_of_feed

@@ -17,12 +17,7 @@ from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.schema_feed import SchemaFeed
 from airflow_pgchange.feeds.schemas import our_schema
 
-our_schema(
-    "mbus",
-    grants="membership in `mbus_<db>_post_<queue>` or `mbus_<db>_consume_<queue>_by_<consumer>` is for who uses a queue, "
-    "`mbus.grant_admin('<role>')` for who keeps dead letters",
-    extension="hstore",
-)
+our_schema("mbus", extension="hstore")
 
 
 @kind_of_feed

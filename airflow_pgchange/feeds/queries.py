@@ -13,6 +13,7 @@ from psycopg.rows import dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.errors import InvalidArgument, SchemaMissing
+from airflow_pgchange.feeds.attempts import attempted
 from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
 from airflow_pgchange.feeds.schemas import schema_in
@@ -48,10 +49,9 @@ def ask(
 
 def ask_each(connection: psycopg.Connection[Any], *queries: Query) -> list[Any]:
     """Execute statements in one round trip, and return the value of each; None for a statement without a row."""
-    with _explained(connection), connection.cursor(row_factory=tuple_row) as cursor:
-        cursor.execute(
-            sql.SQL("; ").join([q if isinstance(q, sql.Composable) else sql.SQL(q) for q in queries])
-        )
+    query = sql.SQL("; ").join([q if isinstance(q, sql.Composable) else sql.SQL(q) for q in queries])
+    with _explained(connection, query), connection.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(query)
         values = []
         for _ in queries:
             row = cursor.fetchone() if cursor.description else None
@@ -93,7 +93,7 @@ def rows(
     connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
 ) -> list[tuple[Any, ...]]:
     """Execute a query and return its rows as tuples, whatever the row factory of a user's connection is."""
-    with _explained(connection), connection.cursor(row_factory=tuple_row) as cursor:
+    with _explained(connection, query), connection.cursor(row_factory=tuple_row) as cursor:
         return cursor.execute(query, values).fetchall()
 
 
@@ -101,7 +101,7 @@ def records(
     connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """Execute a query and return its rows as dicts."""
-    with _explained(connection), connection.cursor(row_factory=dict_row) as cursor:
+    with _explained(connection, query), connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(query, values).fetchall()
 
 
@@ -121,14 +121,14 @@ def warned(connection: psycopg.Connection[Any], warn: Callable[[str], None]) -> 
 
 
 @contextmanager
-def _explained(connection: psycopg.Connection[Any]) -> Iterator[None]:
+def _explained(connection: psycopg.Connection[Any], query: Query) -> Iterator[None]:
     """Turn psycopg's errors into ours.
 
     If a schema is missing because the server lacks an extension, the error says so. Raises InvalidArgument for a text
     that PostgreSQL cannot store, such as bytes of a command line that are not UTF-8.
     """
     try:
-        with translated():
+        with translated(), attempted(connection, query):
             yield
     except UnicodeEncodeError as error:
         unfit = error.object[error.start : error.end]

@@ -17,6 +17,7 @@ from airflow_pgchange.feeds.batch import Batch, Change, Partition
 from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.feed import Feed, partitions
+from airflow_pgchange.feeds.watched_connection import role_of
 from airflow_pgchange.feeds.key_columns import KeyColumn, found_by, parts
 from airflow_pgchange.feeds.keys import BIGINT, Key, value
 from airflow_pgchange.feeds.queries import ask
@@ -99,8 +100,8 @@ def check_whole(connection: psycopg.Connection[Any], table: str) -> None:
     query = sql.SQL("select pg_catalog.row_security_active({}::regclass)")
     if ask(connection, query.format(table_identifier(table).as_string(None))):
         raise PermissionDenied(
-            f"row security hides rows of {table} from this role, and they would count as gone. Read it as a role with "
-            f"bypassrls, or as its owner if row security is not forced"
+            f"row security hides rows of {table} from {role_of(connection)}, and they would count as gone. Read it as a "
+            f"role with bypassrls, or as its owner if row security is not forced"
         )
 
 

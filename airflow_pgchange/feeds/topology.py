@@ -14,11 +14,7 @@ from airflow_pgchange.feeds.feed import kind_of_feed
 from airflow_pgchange.feeds.schema_feed import OfferedFeed
 from airflow_pgchange.feeds.schemas import our_schema
 
-our_schema(
-    "topology",
-    grants="`topology.grant_reader('<role>')` is for readers of the catalogue; for other roles there are "
-    "`grant_consumer`, `grant_writer` and `grant_admin`",
-)
+our_schema("topology")
 
 
 @kind_of_feed

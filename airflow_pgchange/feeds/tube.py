@@ -19,11 +19,7 @@ from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.schema_feed import SchemaFeed
 from airflow_pgchange.feeds.schemas import our_schema
 
-our_schema(
-    "tube",
-    grants="`tube.grant_consumer('<role>')` is for all, `grant_owner` for roles that make tubes; on the pods insert "
-    "(op, shard, ids, payload, ts) for roles that touch and attach, select and delete for workers",
-)
+our_schema("tube")
 
 
 @kind_of_feed

@@ -224,6 +224,13 @@ def is_at_work(connection: psycopg.Connection[Any]) -> bool:
     return active and (line is None or not line.is_beating)
 
 
+def role_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
+    """Return the current role of a session, or of its login if the session is not known, as behind a pooler."""
+    line = ADOPTED.get(connection) if isinstance(connection, psycopg.Connection) else None
+    line = line or getattr(connection, "line", None)
+    return (line and line.role) or connection.info.user
+
+
 def server_patience(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
     """How long a server may keep a transaction whose client sends nothing, as a value for a setting of PostgreSQL. It is
     ``0``, for ever, for a connection that is not watched."""
@@ -293,7 +300,9 @@ def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> list[s
     }
     without_check = [setting for name, setting in each.items() if name != CHECK]
     return [
-        query.format(sql.SQL(", ").join([sql.SQL(OPENED), *chosen]), info.backend_pid)
+        query.format(
+            sql.SQL(", ").join([sql.SQL(f"{OPENED}, current_user::text"), *chosen]), info.backend_pid
+        )
         for chosen in (each.values(), without_check)
     ]
 
@@ -301,12 +310,17 @@ def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> list[s
 def learn(line: Line, row: Any, settings: Iterable[str] = (), *, is_own: bool = True) -> None:
     """Store the session of a line, given the row of a query for ``OPENED``, or None. ``is_own``: no pooler shares it.
 
-    ``settings``: the names of the settings whose values follow in the row.
+    ``settings``: the names of the settings whose values follow in the row, behind the current role.
     """
     if row is not None:
-        line.opened_at, line.pid, line.server = row[0], row[1], row[2:5]
+        line.opened_at, line.pid, line.server, line.role = (
+            row[0],
+            row[1],
+            row[2:5],
+            row[5] if row[5:] else None,
+        )
         # The server may have refused the last query.
-        line.settings = dict(zip(settings, row[5:], strict=False))
+        line.settings = dict(zip(settings, row[6:], strict=False))
         line.has_session = is_own
 
 

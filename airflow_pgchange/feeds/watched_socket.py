@@ -72,7 +72,7 @@ class Line:
     ``pid`` is the process id of the session, and ``opened_at`` a time at which it existed, in seconds since the epoch
     by the server's clock. ``pid`` and ``server`` are None if the session is not known, as behind a pooler.
     ``has_session``: the session is known, and is not shared. ``settings`` are those by which its server watches this
-    client.
+    client. ``role`` is the current role when the session was opened.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Line:
         self.address = address
         self.pid: int | None = None
         self.server: Server | None = None
+        self.role: str | None = None
         self.opened_at = math.inf
         self.has_session = False
         self.settings: Mapping[str, str] = {}

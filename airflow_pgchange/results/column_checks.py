@@ -10,6 +10,8 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.errors import MergeRefused, PermissionDenied
+from airflow_pgchange.feeds.grants import identifier
+from airflow_pgchange.feeds.watched_connection import role_of
 from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.results.merge_modes import Behaviour, Mode
 from airflow_pgchange.results.staging import RESERVED, ROOM
@@ -77,9 +79,10 @@ def validate(
     denied = [right for right in behaviour.privileges if not found.privileges[right]]
     if denied:
         shown = found.identifier.as_string(None)
+        role = identifier(role_of(connection))
         raise PermissionDenied(
-            f"the role of the results connection may not {' or '.join(denied)} on {target}: "
-            f"let its owner run `grant {', '.join(denied)} on {shown} to <role>`"
+            f"{role}, the role of the results connection, may not {' or '.join(denied)} on {target}:\n"
+            f"let its owner run: grant {', '.join(denied)} on {shown} to {role}"
         )
     if behaviour.deletes_touched and found.is_hidden:
         raise PermissionDenied(

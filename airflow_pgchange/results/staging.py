@@ -31,10 +31,7 @@ ROOM = 1600 - 2
 """How many columns a staging table can have besides these two."""
 RESERVED = "pgchange_"
 
-our_schema(
-    SCHEMA,
-    grants="`pgchange.grant_consumer('<role>')`, or the grant of a feed, is for roles that stage results",
-)
+our_schema(SCHEMA)
 
 
 @dataclass(frozen=True)

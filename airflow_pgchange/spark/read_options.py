@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
+import psycopg
 from psycopg import errors
 
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied
+from airflow_pgchange.feeds.attempts import attempt_of
+from airflow_pgchange.feeds.grants import identifier
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
 from airflow_pgchange.feeds.table_names import table_identifier
 from airflow_pgchange.results.attached_tables import Attached
@@ -139,10 +142,13 @@ def explained(wanted: Wanted) -> Iterator[None]:
         if wanted.table is None:
             raise
         whose = "source's" if wanted.rule is None else "instances'"
+        attempt = attempt_of(error.__cause__) if isinstance(error.__cause__, psycopg.Error) else None
+        role = identifier(attempt.role) if attempt else "this role"
+        table = table_identifier(wanted.table).as_string(None)
+        schema = f"grant usage on schema {table.rpartition('.')[0]} to {role}; " if "." in table else ""
         raise PermissionDenied(
-            f"the role of the {whose} connection may not read {wanted.table}: let its owner run "
-            f"`grant select on {table_identifier(wanted.table).as_string(None)} to <role>`, and "
-            "`grant usage` on its schema"
+            f"{role}, the role of the {whose} connection, may not read {wanted.table}:\n"
+            f"let its owner run: {schema}grant select on {table} to {role}"
         ) from error
 
 

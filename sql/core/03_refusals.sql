@@ -8,6 +8,16 @@ begin
 end
 $$;
 
+-- The hint for a role that lacks the rights of another role. Nobody is told to become a member of a superuser.
+create function pgchange.membership_hint(caller name, needed name) returns text
+language sql stable as $$
+    select case
+        when pg_has_role(caller, needed, 'member') then format('run first: set role %I', needed)
+        when (select r.rolsuper from pg_roles as r where r.rolname = needed) then format('connect as %I', needed)
+        else format('connect as %1$I, or let a superuser run: grant %1$I to %2$I', needed, caller)
+    end
+$$;
+
 -- Refuse an action on a relation to all but its owner, and name the owner.
 create function pgchange.check_owner(rel regclass, deed text) returns void
 language plpgsql stable as $$
@@ -18,8 +28,8 @@ declare
 begin
     if owner_name is not null then
         raise insufficient_privilege using
-            message = format('only the owner of %s, %I, may %s', rel, owner_name, deed),
-            hint = format('connect as %I, or set role %I', owner_name, owner_name);
+            message = format('only the owner of %s, %I, may %s, and not role %I', rel, owner_name, deed, current_user),
+            hint = pgchange.membership_hint(current_user, owner_name);
     end if;
 end
 $$;

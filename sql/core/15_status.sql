@@ -53,6 +53,18 @@ language sql stable as $$
         union all select i.indexrelid from pg_catalog.pg_index as i where i.indrelid = tbl)
 $$;
 
+-- The text of an error of a feed. If the caller lacks a right, the text names the grant of the feed's consumers, or of its
+-- maintainers if its consumers have none.
+create function pgchange.with_grant(system name, code text, told text) returns text
+language sql stable as $$
+    select told || coalesce((
+        select format(', role %I: let the owner of schema %I run: select %I.%I(%L)', current_user, system, system, p.proname,
+                      quote_ident(current_user))
+        from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace
+        where code = '42501' and n.nspname = system and p.proname in ('grant_consumer', 'grant_maintainer')
+        order by p.proname limit 1), '')
+$$;
+
 create function pgchange.status(upto integer default 1000, of_kind text default null) returns setof pgchange.consumer_status
 language plpgsql volatile
 set client_min_messages = warning
@@ -81,7 +93,7 @@ begin
             if code like '40%' or code = '55P03' then
                 raise;
             end if;
-            raise warning 'consumers of kind % are left out: %', known.kind, told;
+            raise warning 'consumers of kind % are left out: %', known.kind, pgchange.with_grant(known.schema, code, told);
         end;
     end loop;
     if told is not null and not seen then

@@ -273,7 +273,8 @@ begin
             when transaction_rollback or lock_not_available then
                 raise;
             when others then
-                raise warning 'the findings of % are left out: %', known.schema, sqlerrm;
+                raise warning 'the findings of % are left out: %', known.schema,
+                    pgchange.with_grant(known.schema, sqlstate, sqlerrm);
         end;
     end loop;
     return query select * from pgchange.watchers_health();

@@ -138,7 +138,7 @@ begin
         execute format('select %I.keeper_grant($1)', system) into hint using address;
         return hint;
     end if;
-    return format('let the owner of schema %1$I run: select %1$I.grant_admin(%2$L)', system, current_user);
+    return format('let the owner of schema %1$I run: select %1$I.grant_admin(%2$L)', system, quote_ident(current_user));
 end
 $$;
 

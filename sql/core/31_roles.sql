@@ -9,7 +9,7 @@ select pgchange.add_role(
         'select on pgchange.registered, pgchange.held'
     ],
     functions => $$
-        ours status health retention_health consumers_health lag_limit_of is_behind told_ready told_behind told_kept kept why_behind explained reasons
+        ours status health retention_health consumers_health lag_limit_of is_behind told_ready told_behind told_kept kept why_behind explained reasons with_grant
         has_stopped_looking many shell_quoted whole_of watchers latest_watchers watchers_health batches note_samples samples trends
     $$);
 
@@ -47,7 +47,7 @@ select pgchange.add_role(
     'pgchange', 'reader', told =>
     'Let a role capture tables: check whose code a query of them runs, and lock them while others use them.',
     functions => $$
-        descendants code_in check_code settings pinned_settings refuse keep_to_owner place_function
+        descendants code_in check_code settings pinned_settings refuse membership_hint keep_to_owner place_function
         check_owner check_capturable check_captured_once is_named are_named
         primary_key key_type key_type_trouble key_types unique_indexes
         key_order key_trouble other_keys check_key is_plain key_text key_parts key_condition key_settings

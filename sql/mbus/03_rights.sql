@@ -98,29 +98,38 @@ create function mbus.demand(caller name, what text, qname text, cname text defau
 language plpgsql stable as $$
 begin
     if mbus.may(caller, what, qname, cname) is not true then
-        perform mbus.deny(qname);
+        perform mbus.deny(caller, what, qname, cname);
     end if;
 end
 $$;
 
--- The hint that names the role that can grant a right to a queue, or to all queues.
-create function mbus.way_in(qname text default null) returns text
+-- The grant that gives the caller a right: to post to a queue, to consume from it, or to administer it or all queues. If the owner
+-- of this schema may not create roles, there are no roles to grant.
+create function mbus.way_in(caller name, what text, qname text default null, cname text default null) returns text
 language plpgsql stable as $$
 declare
     known mbus.queue := (select q from mbus.queue as q where q.qname = way_in.qname);
-    -- If the owner of this schema may not create roles, there are no such roles.
-    roles text := (
-        select string_agg(quote_ident(r.rolname), ' and ' order by r.rolname) from pg_roles as r
-        where r.oid in (mbus.role_of('admin'), case when known.is_roles_security_model then mbus.role_of('admin', known.qname) end));
     owner name := (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'mbus');
+    consumer text := case what when 'consume' then coalesce(cname, 'default') end;
+    role name;
 begin
-    return case
-        when known.id is not null and not known.is_roles_security_model
-            then format('queue %s is not under roles: %s, the owner of schema mbus, grants execute on its functions, such as mbus.%I',
-                        known.qname, owner, mbus.function_name('post', known.qname))
-        when roles is not null then format('roles are granted by members of %s; a member that does not inherit needs `set role`', roles)
-        else format('ask %s, the owner of schema mbus', owner)
-    end;
+    if what <> 'admin' and not known.is_roles_security_model then
+        return (
+            select format('let %I run: ', owner)
+                || string_agg(
+                    format('grant execute on function mbus.%I(%s) to %I', p.proname, pg_get_function_identity_arguments(p.oid), caller),
+                    '; ' order by p.oid)
+            from pg_proc as p
+            where p.pronamespace = 'mbus'::regnamespace and p.proname = mbus.function_name(what, known.qname, consumer));
+    end if;
+    role := (
+        select r.rolname from pg_roles as r
+        where r.oid = coalesce(
+            case when known.is_roles_security_model then mbus.role_of(what, known.qname, consumer) end, mbus.role_of('admin')));
+    if role is null or pg_has_role(caller, role, 'member') then
+        return pgchange.membership_hint(caller, coalesce(role, owner));
+    end if;
+    return format('let %I run: grant %I to %I', owner, role, caller);
 end
 $$;
 
@@ -138,22 +147,31 @@ language sql stable as $$
     end if;$body$, kind, qname, cname, quote_ident(mbus.role_name(kind, qname, cname)))
 $$;
 
--- Raise the error for a missing right. The hint names the role that can grant it.
-create function mbus.deny(qname text default null) returns void
+-- Raise the error for a missing right. The hint has the grant.
+create function mbus.deny(caller name, what text default 'admin', qname text default null, cname text default null) returns void
 language plpgsql as $$
 begin
-    raise insufficient_privilege using message = 'Access denied', hint = mbus.way_in(qname);
+    raise insufficient_privilege using
+        message = format('Access denied: role %I may not %s', caller, case what
+            when 'post' then format('post to queue %s', qname)
+            when 'consume' then concat_ws(' ', 'consume from queue', qname, 'as consumer ' || cname)
+            else concat_ws(' ', 'administer', coalesce('queue ' || qname, 'all queues')) end),
+        hint = mbus.way_in(caller, what, qname, cname);
 end
 $$;
 
 -- Refuse a selector from anybody but the owner of the queues, because it runs with that owner's rights.
 create function mbus.demand_selector(caller name) returns void
 language plpgsql stable as $$
+declare
+    owner name := (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'mbus');
 begin
     if not mbus.is_owner(caller) then
-        raise insufficient_privilege using message = 'Access denied', hint = format(
-            'a selector is SQL that runs with the rights of %s, the owner of schema mbus: only that role may set it',
-            (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'mbus'));
+        raise insufficient_privilege using
+            message = format(
+                'Access denied: role %I may not set a selector, which runs with the rights of %I, the owner of schema mbus',
+                caller, owner),
+            hint = pgchange.membership_hint(caller, owner);
     end if;
 end
 $$;

@@ -16,7 +16,7 @@ begin
         select from mbus.queue as q
         where coalesce(q.qname = whose, true) and (mbus.may(caller, 'post', q.qname) or mbus.may(caller, 'consume', q.qname)))
     then
-        perform mbus.deny();
+        perform mbus.deny(caller);
     end if;
     begin
         recipients := case when whose is not null then mbus.got_now(mbus.queue_named(whose), iid) end;

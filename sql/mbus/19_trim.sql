@@ -262,7 +262,7 @@ begin
     perform mbus.sweep(known, true);
 end
 $body$, known.qname, case when known.is_roles_security_model
-            then format('if not mbus.is_admin(caller) and not mbus.has_role(caller, ''admin'', %1$L) then perform mbus.deny(%1$L); end if;', known.qname)
+            then format('if not mbus.is_admin(caller) and not mbus.has_role(caller, ''admin'', %1$L) then perform mbus.deny(caller, ''admin'', %1$L); end if;', known.qname)
             else '' end),
         format(
             'Delete messages from queue %s that have expired, that no selector matches, or that all consumers have received.',

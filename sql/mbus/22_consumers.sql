@@ -138,7 +138,7 @@ begin
     if p_selector is not null then
         perform mbus.demand_selector(caller);
     elsif not mbus.is_admin(caller) and not (known.is_roles_security_model and mbus.has_role(caller, 'admin', qname)) then
-        perform mbus.deny(qname);
+        perform mbus.deny(caller, 'admin', qname);
     end if;
     perform mbus.add_consumer(mbus.queue_to_change(qname), cname, p_selector, false);
     if noindex then

@@ -132,7 +132,7 @@ declare
     known mbus.queue := mbus.queue_named(qname);
 begin
     if not mbus.is_admin(caller) and not (known.is_roles_security_model and mbus.has_role(caller, 'admin', qname)) then
-        perform mbus.deny(qname);
+        perform mbus.deny(caller, 'admin', qname);
     end if;
     known := mbus.queue_to_change(qname);
     perform mbus.remove_consumer(known, mbus.consumer_named(qname, cname));

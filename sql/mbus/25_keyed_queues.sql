@@ -38,7 +38,7 @@ declare
     is_empty boolean;
 begin
     if not mbus.is_admin(caller) then
-        perform mbus.deny();
+        perform mbus.deny(caller);
     end if;
     known := mbus.queue_to_change(qname);
     if nullif(property, '') is not distinct from known.ordered_by then

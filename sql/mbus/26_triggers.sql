@@ -87,7 +87,7 @@ begin
     if selector is not null then
         perform mbus.demand_selector(caller);
     elsif not mbus.is_admin(caller) then
-        perform mbus.deny();
+        perform mbus.deny(caller);
     end if;
     perform mbus.add_trigger(src, dst, selector);
 end
@@ -101,7 +101,7 @@ declare
     source mbus.queue := mbus.queue_named(src);
 begin
     if not mbus.is_admin(caller) then
-        perform mbus.deny();
+        perform mbus.deny(caller);
     end if;
     delete from mbus.trigger as t where t.src = drop_trigger.src and t.dst = drop_trigger.dst;
     perform mbus.make_copy_function(source);

@@ -24,7 +24,7 @@ begin
         format($body$
 begin
     if not mbus.may_receive(caller, 'mbus_sealed.%1$I(pgchange.caller)') then
-        perform mbus.deny();
+        perform mbus.deny(caller);
     end if;
     return query select * from mbus.%2$I();
 end

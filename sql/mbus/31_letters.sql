@@ -142,7 +142,7 @@ declare
     lost record;
 begin
     if 'see' <> all (mbus_sealed.letter_rights(caller, address)) then
-        perform mbus.deny();
+        perform mbus.deny(caller, 'consume', address ->> 'queue', address ->> 'consumer');
     end if;
     if not exists (select from mbus.queue as q where q.qname = address ->> 'queue') then
         raise exception using errcode = 'PC012',
@@ -194,7 +194,7 @@ declare
     size bigint := 0;
 begin
     if 'see' <> all (mbus_sealed.letter_rights(caller, address)) then
-        perform mbus.deny();
+        perform mbus.deny(caller, 'consume', address ->> 'queue', address ->> 'consumer');
     end if;
     -- The caller may pass any content, so use it only if the letter has this address.
     for message in
@@ -230,7 +230,7 @@ begin
         perform pgchange.letter_gone(letter);
     end if;
     if 'keep' <> all (mbus_sealed.letter_rights(caller, address)) then
-        perform mbus.deny();
+        perform mbus.deny(caller, 'consume', address ->> 'queue', address ->> 'consumer');
     end if;
     perform mbus_sealed.check_letter(caller, address, content);
     execute format($query$

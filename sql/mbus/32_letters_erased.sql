@@ -11,7 +11,7 @@ begin
         return 0;
     end if;
     if 'keep' <> all (mbus_sealed.letter_rights(caller, address)) then
-        perform mbus.deny();
+        perform mbus.deny(caller, 'consume', address ->> 'queue', address ->> 'consumer');
     end if;
     delete from mbus.dmq as d
     where d.letter = erase_letter.letter

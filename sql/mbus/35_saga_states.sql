@@ -66,7 +66,7 @@ declare
     known mbus.sagas := (select s from mbus.sagas as s where s.id = saga);
 begin
     if known.id is not null and not mbus.sees_saga(caller, saga) then
-        perform mbus.deny();
+        perform mbus.deny(caller);
     end if;
     return case when known.id is not null then to_jsonb(known) end;
 end
@@ -187,7 +187,7 @@ declare
         order by m.changed_at desc limit 1);
 begin
     if known.id is not null and not mbus.watches_saga(caller, known.id) then
-        perform mbus.deny();
+        perform mbus.deny(caller);
     end if;
     return query
         select m.step, array(select b.step from mbus.saga_message as b where b.iid = any (m."after") order by b.iid),
@@ -226,7 +226,7 @@ declare
     known mbus.saga := (select s from mbus.saga as s where s.id = saga_retries.saga);
 begin
     if known.id is not null and not mbus.watches_saga(caller, known.id) then
-        perform mbus.deny();
+        perform mbus.deny(caller);
     end if;
     return query
         select t.step, max(d.until)

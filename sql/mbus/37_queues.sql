@@ -7,7 +7,7 @@ declare
     known mbus.queue;
 begin
     if not mbus.is_admin(caller) then
-        perform mbus.deny();
+        perform mbus.deny(caller);
     end if;
     perform mbus.check_queue_name(qname);
     if consumers_cnt is null or consumers_cnt not between 1 and 1024 then
@@ -59,7 +59,7 @@ declare
     each_function regprocedure;
 begin
     if not mbus.is_admin(caller) then
-        perform mbus.deny();
+        perform mbus.deny(caller);
     end if;
     known := mbus.queue_to_change(qname);
     consumers := array(select c from mbus.consumer as c where c.qname = known.qname);
@@ -121,7 +121,8 @@ begin
         mbus.passed(text, text, jsonb), mbus.skip(text, text, jsonb, text), mbus.skip_batch(text, text, text),
         mbus.list(), mbus.retry_faults(text, text), mbus.try_again(text, interval, text), mbus.start_saga, mbus.saga_turn(text), mbus.saga_done(text),
         mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text), mbus.saga_state(bigint), mbus.stuck_sagas(),
-        mbus.status(integer), mbus.queues(integer), mbus.latest_sagas(integer), mbus.saga_steps(bigint), mbus.saga_retries(bigint), mbus.saga_data(bigint), pgchange.ours(name, boolean), pgchange.status(integer, text)
+        mbus.status(integer), mbus.queues(integer), mbus.latest_sagas(integer), mbus.saga_steps(bigint), mbus.saga_retries(bigint), mbus.saga_data(bigint), pgchange.ours(name, boolean),
+        pgchange.with_grant(name, text, text), pgchange.status(integer, text)
         to public;
 end
 $$;

@@ -15,7 +15,7 @@ begin
     ) then
         raise insufficient_privilege using
             message = format('%I, the owner of %s, may not publish events', owner_name, tbl),
-            hint = format('let the owner of schema pgmb run: select pgmb.grant_owner(%L)', owner_name);
+            hint = format('let the owner of schema pgmb run: select pgmb.grant_owner(%L)', quote_ident(owner_name));
     end if;
 end
 $$;

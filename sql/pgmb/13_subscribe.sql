@@ -138,8 +138,9 @@ begin
                 message = format(
                     'the subscription cannot have the condition %L: it is not in pgmb.condition, and role %I may not add a '
                     'condition', new.conditions_sql, current_user),
-                hint = 'use a known condition with other params, or ask the owner of schema pgmb, whose rights conditions have, '
-                       'to insert it into pgmb.condition (conditions_sql)';
+                hint = format(
+                    'let the owner of schema pgmb, whose rights conditions have, run: select pgmb.grant_conditions(%L); or use a '
+                    'known condition with other params', quote_ident(current_user));
         end if;
         insert into pgmb.condition (conditions_sql) values (new.conditions_sql) on conflict do nothing;
         new.condition_id := pgmb.condition_known(new.conditions_sql);

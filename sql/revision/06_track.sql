@@ -31,7 +31,7 @@ begin
     ) then
         raise insufficient_privilege using
             message = format('%I, the owner of %s, may not put commits in the queue', owner_name, tbl),
-            hint = format('let the owner of schema revision run: select revision.grant_owner(%L)', owner_name);
+            hint = format('let the owner of schema revision run: select revision.grant_owner(%L)', quote_ident(owner_name));
     end if;
     return key;
 end

@@ -59,7 +59,26 @@ language sql stable as $$
     select format(
         'let their owners run: select tube.grant_consumer(%L); grant usage on schema %I to %I; grant insert (op, shard, ids, '
         'payload, ts) on %s to %I',
-                  owner_name, tube.schema_of(pods), owner_name, tube.full_name(pods), owner_name)
+                  quote_ident(owner_name), tube.schema_of(pods), owner_name, tube.full_name(pods), owner_name)
+$$;
+
+-- Refuse a caller that lacks rights on the pods of a tube.
+create function tube.demand(known tube.tube, deed text, rights text[]) returns void
+language plpgsql stable as $$
+declare
+    missing text := (
+        select string_agg(case r when 'insert' then 'insert (op, shard, ids, payload, ts)' else r end, ', ')
+        from unnest(rights) as r
+        where not case r when 'insert' then has_any_column_privilege(known.pods, r) else has_table_privilege(known.pods, r) end);
+begin
+    if missing is not null then
+        raise insufficient_privilege using
+            message = format('role %I may not %s %I', current_user, deed, known.name),
+            hint = format(
+                'let the owner of its pods run: grant usage on schema %1$I to %2$I; grant %3$s on %4$s to %2$I',
+                tube.schema_of(known.pods), current_user, missing, tube.full_name(known.pods));
+    end if;
+end
 $$;
 
 -- Which changes of a table are lost because the role of its capture may not insert pods; null if none are.

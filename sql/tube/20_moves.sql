@@ -67,11 +67,7 @@ as $$
 declare
     upto bigint := nextval('tube.seq');
 begin
-    if not has_table_privilege(known.pods, 'select') then
-        raise insufficient_privilege using
-            message = format('%s cannot get another shard: you may not read the pods of its old shard', tbl),
-            hint = format('let their owner run: grant select on %s to %I', tube.full_name(known.pods), current_user);
-    end if;
+    perform tube.demand(known, format('give %s another shard of tube', tbl), '{select}');
     insert into tube.moved (tube, from_shard, to_shard, upto)
     select known.name, o.shard, move.to_shard, upto
     from (

@@ -35,6 +35,7 @@ begin
             select string_agg(quote_ident(c.name), ', ' order by c.place)
             from unnest(tube.order_columns(attached, column_name)) with ordinality as c(name, place));
     end if;
+    perform tube.demand(known, format('backfill %s into tube', tbl), '{insert}');
     insert into tube.backfill (tube, tbl, shard, order_col, order_type, chunk_size, start_seq, total)
     values (known.name, tbl, attached.shard, column_name, tube.order_type(tbl, column_name), chunk_size, nextval('tube.seq'),
             tube.estimated_rows(tbl))

@@ -26,8 +26,11 @@ $$;
 -- Create the position of a worker at the beginning, if it does not exist.
 create function tube.register(tube text, workers integer, worker integer) returns void
 language plpgsql as $$
+declare
+    known constant tube.tube := tube.named(tube);
 begin
-    perform tube.check_still_shared_by(tube.named(tube), workers, worker);
+    perform tube.check_still_shared_by(known, workers, worker);
+    perform tube.demand(known, 'work tube', '{select,delete}');
     if tube.worker_now(tube, worker) is null then
         insert into tube.worker (tube, worker) values (register.tube, register.worker) on conflict do nothing;
     end if;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,8 +11,8 @@ import psycopg
 from airflow_pgchange import errors
 from airflow_pgchange.admin import schema
 from airflow_pgchange.feeds.error_translation import BY_SQLSTATE
+from airflow_pgchange.feeds.grants import Role, declared
 from demo.postgres import Cluster, system_binaries
-from tests.readme import ROOT
 
 TITLES = {
     "pgchange": "All feeds",
@@ -37,8 +36,6 @@ order by p.proname, p.pronargs
 WIDTH = 80
 """The number of characters of a line that the site shows without scrolling."""
 EVERYBODY = "reader_of_the_docs"
-ROLE = re.compile(r"select pgchange\.add_role\(\s*'(\w+)', '(\w+)'(.*?)\);\n", re.DOTALL)
-LITERAL = r"'(?:[^']|'')*'(?:\s*'(?:[^']|'')*')*"
 
 
 def functions() -> str:
@@ -91,32 +88,18 @@ def _section(connection: psycopg.Connection[Any], name: str) -> Iterator[str]:
 
 
 def grants() -> str:
-    """Return the rights that each ``grant_`` function grants, as its schema declares them."""
-    lines: list[str] = []
-    for path in sorted((ROOT / "sql").glob("*/*roles.sql")):
-        for name, role, declared in ROLE.findall(path.read_text()):
-            lines += _grant(name, role, declared)
-    return "\n".join(lines)
+    """The rights that each ``grant_`` function grants, as its schema declares them."""
+    return "\n".join(line for role in declared() for line in _grant(role))
 
 
-def _grant(name: str, role: str, declared: str) -> Iterator[str]:
-    told = re.search(rf"told =>\s*({LITERAL})", declared)
-    includes = re.search(r"includes => '([^']*)'", declared)
-    objects = re.search(r"objects => array\[(.*?)\]", declared, re.DOTALL)
-    called = re.search(r"functions => (?:'([^']*)'|\$\$(.*?)\$\$)", declared, re.DOTALL)
-    assert told, (name, role)
-    yield f"### {name}.grant_{role}\n\n{_text(told[1])}\n"
-    if includes:
-        yield f"- the rights of {', '.join(f'`{each}`' for each in includes[1].split())}"
-    yield f"- `usage` on schema `{name}`"
-    for each in re.findall(LITERAL, objects[1]) if objects else ():
-        yield f"- `{_text(each)}`"
-    if called:
-        names = re.findall(r"[^\s(]+(?:\([^)]*\))?", called[1] or called[2])
-        listed = "all functions of the schema" if names == ["*"] else ", ".join(f"`{each}`" for each in names)
-        yield f"- `execute` on {listed}"
+def _grant(role: Role) -> Iterator[str]:
+    yield f"### {role.schema}.grant_{role.name}\n\n{role.told}\n"
+    if role.includes:
+        yield f"- the rights of {', '.join(f'`{each}`' for each in role.includes)}"
+    yield f"- `usage` on schema `{role.schema}`"
+    for each in role.objects:
+        yield f"- `{each}`"
+    if role.functions:
+        listed = ", ".join(f"`{each}`" for each in role.functions)
+        yield f"- `execute` on {'all functions of the schema' if listed == '`*`' else listed}"
     yield ""
-
-
-def _text(literal: str) -> str:
-    return re.sub(r"'\s+'", "", literal)[1:-1].replace("''", "'")

@@ -26,8 +26,10 @@ from pyiceberg.utils.config import Config
 
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied, Refused, ServerUnavailable
 from airflow_pgchange.feeds.error_text import described
-from airflow_pgchange.lake.commit_numbers import metadata_number
+from airflow_pgchange.feeds.grants import identifier
+from airflow_pgchange.feeds.watched_connection import role_of
 from airflow_pgchange.lake.iceberg.file_names import metadata_name
+from airflow_pgchange.lake.commit_numbers import metadata_number
 from airflow_pgchange.lake.tables import Iceberg, RemoteIceberg
 
 
@@ -50,9 +52,10 @@ def opened(connection: psycopg.Connection[Any], lake: Iceberg, *, locked: bool =
             f"Let PyIceberg's SqlCatalog, or the JdbcCatalog of Spark, create it there"
         ) from error
     except errors.InsufficientPrivilege as error:
+        role = identifier(role_of(connection))
         raise PermissionDenied(
-            f"{lake}: {error.diag.message_primary}: grant select, update on {lake.schema}.iceberg_tables to the role of "
-            "the results"
+            f"{lake}: {error.diag.message_primary}:\nlet the owner of the catalog run: grant usage on schema "
+            f"{lake.schema} to {role}; grant select, update on {lake.schema}.iceberg_tables to {role}"
         ) from error
     if found is None or found[0] is None:
         raise InvalidArgument(

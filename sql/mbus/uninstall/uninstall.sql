@@ -10,7 +10,8 @@ begin
     perform mbus.drop_role('admin');
     if to_regnamespace('pgchange') is not null then
         revoke select on pgchange.registered from public;
-        revoke execute on function pgchange.ours(name, boolean), pgchange.status(integer, text) from public;
+        revoke execute on function pgchange.ours(name, boolean), pgchange.with_grant(name, text, text),
+            pgchange.status(integer, text) from public;
         revoke usage on schema pgchange from public;
     end if;
 end

@@ -17,6 +17,11 @@ pytestmark = pytest.mark.hstore
 
 TEMPORARY = "select mbus.create_temporary_consumer('q')"
 DENIED = "Access denied"
+POST = (
+    "data public.hstore, headers public.hstore, properties public.hstore, delayed_until timestamp without time zone, "
+    "expires timestamp without time zone, iid text"
+)
+"""The arguments of a function that posts."""
 
 
 def test_can_post_and_can_consume_tell_what_a_role_may(owner, role, connect_to):
@@ -103,10 +108,8 @@ def test_who_is_refused_is_told_of_roles_only_where_there_are_some(connect, role
             session.execute(f"select mbus.{call}")
         hints[call] = refused.value.diag.message_hint
     assert hints == {
-        "get_iid('q')": f"queue q is not under roles: {owner}, the owner of schema mbus, grants execute on its "
-        "functions, such as mbus.post_q",
-        "create_queue('new', 2)": f"roles are granted by members of mbus_{connection.info.dbname}_admin; a member "
-        "that does not inherit needs `set role`",
+        "get_iid('q')": f"let {owner} run: grant execute on function mbus.post_q({POST}) to {who.name}",
+        "create_queue('new', 2)": f"let {owner} run: grant mbus_{connection.info.dbname}_admin to {who.name}",
     }
 
 

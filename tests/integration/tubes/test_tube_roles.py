@@ -142,7 +142,7 @@ def test_who_owns_neither_table_nor_tube_is_told_who_may(session, keeper):
         with pytest.raises(DENIED, match=f"only the owner of {deed}") as told:
             connection.execute(call)
             pytest.fail(f"{call} was done")
-        assert told.value.diag.message_hint == "connect as postgres, or set role postgres"
+        assert told.value.diag.message_hint == "connect as postgres"
 
 
 def test_an_owner_attaches_backfills_and_detaches_its_own_table(session, admin):
