@@ -13,12 +13,12 @@ from airflow_pgchange.admin import original_systems, versions
 from airflow_pgchange.admin.dependent_objects import strangers
 from airflow_pgchange.admin.versions import SEALED, STAGING, Installed, System
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied, Refused, SchemaVersionMismatch
-from airflow_pgchange.feeds.attempts import attempted
 from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
 from airflow_pgchange.feeds.grants import identifier
-from airflow_pgchange.feeds.watched_connection import role_of
 from airflow_pgchange.feeds.queries import ask, rows
+from airflow_pgchange.feeds.refused_statements import refusal_kept
+from airflow_pgchange.feeds.watched_connection import role_of
 
 
 def install(
@@ -248,7 +248,7 @@ def _used(schema: str, system: System, theirs: Sequence[str]) -> Refused:
 def _as_owner(connection: psycopg.Connection[Any]) -> Iterator[None]:
     """Translate the driver's errors. PermissionDenied gets the advice to run as the owner of the schemas."""
     try:
-        with translated(), attempted(connection, ""):
+        with translated(), refusal_kept(connection, ""):
             yield
     except PermissionDenied as error:
         cause = error.__cause__

@@ -26,6 +26,7 @@ from airflow_pgchange.errors import InvalidArgument, PgChangeError
 from airflow_pgchange.feeds.connections import both as both_databases
 from airflow_pgchange.feeds.connections import connect, keep_open
 from airflow_pgchange.feeds.error_text import without_secrets
+from airflow_pgchange.feeds.error_translation import shorten
 from airflow_pgchange.hooks.pgchange import conninfo_of
 
 Rows = Sequence[Mapping[str, Any]]
@@ -53,6 +54,7 @@ def command(
             try:
                 rows = function(args)
             except (PgChangeError, psycopg.Error) as error:
+                shorten(error)
                 message = f"{type(error).__name__}: {str(error).strip()}"
                 if failure == 1:
                     # If the exit code is a text, Python prints it and ends with code 1.

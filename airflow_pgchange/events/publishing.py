@@ -12,9 +12,9 @@ from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events.event import Event, Row, event_id, id_of_microsecond, row_of
-from airflow_pgchange.feeds.attempts import attempted
 from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds.refused_statements import refusal_kept
 
 COLUMNS = ("id", "topic", "payload", "metadata", "subscription_id")
 REFUSALS = (
@@ -106,7 +106,7 @@ def _names(columns: Sequence[str]) -> sql.Composed:
 def _explained(connection: psycopg.Connection[Any], query: sql.Composable) -> Iterator[None]:
     """Convert errors that an event causes, in PostgreSQL or while it is encoded, to InvalidArgument."""
     try:
-        with translated(), attempted(connection, query):
+        with translated(), refusal_kept(connection, query):
             yield
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"an event has text that the connection cannot send: {error}") from error

@@ -13,8 +13,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import set_json_loads
 
 from airflow_pgchange.feeds import server_timeout, tokens, watched_connection
-from airflow_pgchange.feeds.attempts import AsyncCursor, Cursor
 from airflow_pgchange.feeds.error_translation import translated
+from airflow_pgchange.feeds.refused_statements import AsyncCursor, Cursor
 
 DEFAULTS: dict[str, Any] = {
     "keepalives": 1,

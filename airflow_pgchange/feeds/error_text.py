@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import connect
+from airflow_pgchange.feeds.error_translation import shorten
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.redaction import any_of
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 def described(error: BaseException, conninfos: Iterable[str] = ()) -> str:
     """Return an error in a few lines, without the passwords of ``conninfos`` and without other texts that look like
     passwords."""
+    shorten(error)
     text = "".join(traceback.format_exception_only(error)).strip().replace("\0", "")
     return without_secrets(text.encode("utf-8", "replace").decode("utf-8"), conninfos)
 

@@ -36,8 +36,8 @@ from airflow_pgchange.errors import (
     UnsupportedType,
 )
 from airflow_pgchange.feeds import grants
-from airflow_pgchange.feeds.attempts import attempt_of
 from airflow_pgchange.feeds.extensions import EXTENSIONS
+from airflow_pgchange.feeds.refused_statements import refused_statement
 from airflow_pgchange.feeds.schemas import schema_in
 
 OF_A_BATCH = (ApplicationFailed, BatchIncomplete, MergeRefused, UnsupportedType)
@@ -121,11 +121,11 @@ def _denied(error: psycopg.Error, message: str) -> str:
     """Return the text for a missing right: a line with the role that lacks it, and a line with the grant to run."""
     if error.diag.message_hint:
         return f"{message}:\n{error.diag.message_hint}"
-    attempt = attempt_of(error)
-    if attempt is None:
+    refused = refused_statement(error)
+    if refused is None:
         return f"{message}:\n{ADVICE[PermissionDenied]}"
-    grant = grants.advice(message, f"{attempt.statement}\n{error.diag.context or ''}", attempt.role)
-    return f"{message}, role {attempt.role}:\n{grant or ADVICE[PermissionDenied]}"
+    grant = grants.advice(message, f"{refused.text}\n{error.diag.context or ''}", refused.role)
+    return f"{message}, role {refused.role}:\n{grant or ADVICE[PermissionDenied]}"
 
 
 def _is_standby_conflict(error: psycopg.Error) -> bool:
@@ -148,12 +148,12 @@ def _advice(kind: type[PgChangeError], message: str) -> str | None:
     return ADVICE.get(kind)
 
 
-def shorten(error: psycopg.Error) -> None:
-    """Leave the lines out of our functions' code that an error came through. They are logged at level debug."""
-    context = error.diag.context
-    if context and error.args:
-        log.debug("%s: %s", error.diag.message_primary, context)
-        error.args = (str(error).partition("\nCONTEXT:")[0], *error.args[1:])
+def shorten(error: BaseException) -> None:
+    """Cut from an error of PostgreSQL the lines of functions that it came through. They are logged at level debug."""
+    text, context, _ = str(error).partition("\nCONTEXT:")
+    if isinstance(error, psycopg.Error) and context:
+        log.debug("%s: %s", text, error.diag.context)
+        error.args = (text, *error.args[1:])
 
 
 @contextmanager

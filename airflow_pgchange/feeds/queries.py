@@ -13,9 +13,9 @@ from psycopg.rows import dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.errors import InvalidArgument, SchemaMissing
-from airflow_pgchange.feeds.attempts import attempted
 from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
+from airflow_pgchange.feeds.refused_statements import refusal_kept
 from airflow_pgchange.feeds.schemas import schema_in
 
 Query = LiteralString | sql.SQL | sql.Composed
@@ -128,7 +128,7 @@ def _explained(connection: psycopg.Connection[Any], query: Query) -> Iterator[No
     that PostgreSQL cannot store, such as bytes of a command line that are not UTF-8.
     """
     try:
-        with translated(), attempted(connection, query):
+        with translated(), refusal_kept(connection, query):
             yield
     except UnicodeEncodeError as error:
         unfit = error.object[error.start : error.end]

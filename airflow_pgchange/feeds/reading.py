@@ -17,11 +17,11 @@ from airflow_pgchange.feeds.batch import Batch, Change, Partition
 from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.feed import Feed, partitions
-from airflow_pgchange.feeds.watched_connection import role_of
 from airflow_pgchange.feeds.key_columns import KeyColumn, found_by, parts
 from airflow_pgchange.feeds.keys import BIGINT, Key, value
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.table_names import table_identifier
+from airflow_pgchange.feeds.watched_connection import role_of
 
 STANDBY_PATIENCE = 60.0
 """Seconds that a reader waits until a standby has replayed the changes of the batch."""

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from sqlalchemy.orm import Session
 
 from airflow_pgchange import errors
+from airflow_pgchange.feeds.error_translation import shorten
 from airflow_pgchange.plugins import (
     actions,
     backfills,
@@ -158,5 +159,6 @@ def build() -> FastAPI:
 
 
 def _error_response(_: Request, error: Exception) -> AsciiResponse:
+    shorten(error)
     code = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 409)
     return AsciiResponse({"detail": str(error).strip()}, status_code=code)

@@ -11,8 +11,8 @@ from psycopg import sql
 
 from airflow_pgchange.errors import MergeRefused, PermissionDenied
 from airflow_pgchange.feeds.grants import identifier
-from airflow_pgchange.feeds.watched_connection import role_of
 from airflow_pgchange.feeds.keys import BIGINT
+from airflow_pgchange.feeds.watched_connection import role_of
 from airflow_pgchange.results.merge_modes import Behaviour, Mode
 from airflow_pgchange.results.staging import RESERVED, ROOM
 from airflow_pgchange.results.target import Column, Target, look_up

@@ -12,9 +12,9 @@ import psycopg
 from psycopg import errors
 
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied
-from airflow_pgchange.feeds.attempts import attempt_of
 from airflow_pgchange.feeds.grants import identifier
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
+from airflow_pgchange.feeds.refused_statements import refused_statement
 from airflow_pgchange.feeds.table_names import table_identifier
 from airflow_pgchange.results.attached_tables import Attached
 
@@ -142,8 +142,8 @@ def explained(wanted: Wanted) -> Iterator[None]:
         if wanted.table is None:
             raise
         whose = "source's" if wanted.rule is None else "instances'"
-        attempt = attempt_of(error.__cause__) if isinstance(error.__cause__, psycopg.Error) else None
-        role = identifier(attempt.role) if attempt else "this role"
+        refused = refused_statement(error.__cause__) if isinstance(error.__cause__, psycopg.Error) else None
+        role = identifier(refused.role) if refused else "this role"
         table = table_identifier(wanted.table).as_string(None)
         schema = f"grant usage on schema {table.rpartition('.')[0]} to {role}; " if "." in table else ""
         raise PermissionDenied(

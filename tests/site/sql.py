@@ -88,7 +88,7 @@ def _section(connection: psycopg.Connection[Any], name: str) -> Iterator[str]:
 
 
 def grants() -> str:
-    """The rights that each ``grant_`` function grants, as its schema declares them."""
+    """Return the rights that each ``grant_`` function grants, as its schema declares them."""
     return "\n".join(line for role in declared() for line in _grant(role))
 
 

@@ -28,8 +28,8 @@ from airflow_pgchange.errors import InvalidArgument, PermissionDenied, Refused, 
 from airflow_pgchange.feeds.error_text import described
 from airflow_pgchange.feeds.grants import identifier
 from airflow_pgchange.feeds.watched_connection import role_of
-from airflow_pgchange.lake.iceberg.file_names import metadata_name
 from airflow_pgchange.lake.commit_numbers import metadata_number
+from airflow_pgchange.lake.iceberg.file_names import metadata_name
 from airflow_pgchange.lake.tables import Iceberg, RemoteIceberg
 
 

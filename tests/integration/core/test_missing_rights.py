@@ -87,7 +87,7 @@ def test_each_refusal_of_a_function_or_a_table_names_the_grant_that_removes_it(a
             if error := refusal(session, statement):
                 refused[granted_by(error, nobody.name)].append(statement)
         assert sum(map(len, refused.values())) > 0.9 * len(statements)
-        # The smaller roles first, because the larger ones include them.
+        # Begin with the smaller roles, because the larger roles include them.
         for grants in sorted(
             refused, key=lambda grants: ("_admin" in grants, "_owner" in grants, "_consumer" in grants)
         ):
@@ -140,7 +140,7 @@ REFUSED = {
         "select tube.tube_table_ensure_attached('q', 'public.item')",
     ),
 }
-"""What is refused though the role may call the function: the rights of the role, and the statement."""
+"""Statements that are refused though the role may call their function, each after the rights of the role."""
 
 
 @pytest.mark.parametrize(("rights", "statement"), REFUSED.values(), ids=REFUSED)

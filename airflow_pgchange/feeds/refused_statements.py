@@ -13,44 +13,47 @@ from psycopg.errors import InsufficientPrivilege
 from airflow_pgchange.feeds.watched_connection import role_of
 
 Session = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
-KEPT = "pgchange_attempt"
+KEPT = "pgchange_refused"
 
 
-class Attempt(NamedTuple):
+class RefusedStatement(NamedTuple):
     """A statement, and the role that ran it."""
 
     role: str
-    statement: str
+    text: str
 
 
 class Cursor(psycopg.ClientCursor[Any]):
-    """A cursor whose errors know their attempt."""
+    """A cursor whose errors about a missing right know their statement."""
 
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Self:
-        with attempted(self.connection, query):
+        with refusal_kept(self.connection, query):
             return super().execute(query, *args, **kwargs)
 
 
 class AsyncCursor(psycopg.AsyncClientCursor[Any]):
-    """A cursor whose errors know their attempt."""
+    """A cursor whose errors about a missing right know their statement."""
 
     async def execute(self, query: Any, *args: Any, **kwargs: Any) -> Self:
-        with attempted(self.connection, query):
+        with refusal_kept(self.connection, query):
             return await super().execute(query, *args, **kwargs)
 
 
 @contextmanager
-def attempted(connection: Session, query: Any) -> Iterator[None]:
-    """Keep the attempt with an error of this block, as texts: a reference would keep the connection open."""
+def refusal_kept(connection: Session, query: Any) -> Iterator[None]:
+    """Keep the role and the statement with an error of this block about a missing right.
+
+    Both are texts, because a reference to the connection would keep it open.
+    """
     try:
         yield
     except InsufficientPrivilege as error:
         text = query.as_string(connection) if isinstance(query, sql.Composable) else str(query)
-        vars(error).setdefault(KEPT, Attempt(role_of(connection), text))
+        vars(error).setdefault(KEPT, RefusedStatement(role_of(connection), text))
         raise
 
 
-def attempt_of(error: psycopg.Error) -> Attempt | None:
-    """Return the attempt that failed with an error, if it was kept."""
-    attempt: Attempt | None = vars(error).get(KEPT)
-    return attempt
+def refused_statement(error: psycopg.Error) -> RefusedStatement | None:
+    """Return the statement that an error refused, if it was kept."""
+    kept: RefusedStatement | None = vars(error).get(KEPT)
+    return kept
