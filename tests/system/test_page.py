@@ -263,7 +263,7 @@ def test_no_action_is_cut_at_any_width_however_long_names_are(ledger: str, url: 
     expect(browser.get_by_role("alertdialog")).to_be_visible()
 
 
-def test_who_may_only_look_sees_lag_and_state_and_nothing_to_press(url: str, browser: Page) -> None:
+def test_a_user_who_may_only_look_sees_lag_and_state_and_no_buttons(url: str, browser: Page) -> None:
     """Takes seconds: a server and a browser are started."""
     come_back(browser, url, "viewer")
     delays = consumer(browser, "commits:delays/0")

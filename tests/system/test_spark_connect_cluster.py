@@ -94,7 +94,7 @@ def attempts(connection) -> list[tuple[list[int]]]:
 
 
 @pytest.mark.parametrize("part", ["executor", "worker"])
-def test_what_is_killed_of_the_cluster_is_replaced_within_the_batch(
+def test_a_killed_process_of_the_cluster_is_replaced_within_the_batch(
     spark_cluster, beside, copied, connect, tmp_path, part
 ):
     """Takes a minute: Spark has to notice the kill, and does the lost work again."""

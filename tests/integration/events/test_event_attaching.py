@@ -45,7 +45,7 @@ def test_a_partition_is_postponed_and_nobody_waits_while_a_publisher_is_at_work(
     assert kept(connection) == expected
 
 
-def test_who_reads_all_of_the_log_and_keeps_it_from_having_partitions_is_said(connect):
+def test_a_reader_that_keeps_partitions_from_being_attached_is_named(connect):
     connection, dump = connect(), connect(autocommit=False)
     dump.execute("lock table pgmb.events in access share mode")
     reader = dump.info.backend_pid
@@ -59,7 +59,7 @@ def test_who_reads_all_of_the_log_and_keeps_it_from_having_partitions_is_said(co
     )
 
 
-def test_who_publishes_into_a_partition_that_is_being_attached_does_not_fail(connect, db):
+def test_a_publisher_does_not_fail_while_its_partition_is_attached(connect, db):
     """The row is routed to the default partition before the attachment, and inserted after it. The default partition no
     longer accepts it, so the statement fails."""
     maintaining = connect(autocommit=False)
@@ -80,7 +80,7 @@ def test_who_publishes_into_a_partition_that_is_being_attached_does_not_fail(con
 
 
 @pytest.mark.parametrize("count", [10, 300])
-def test_who_reads_a_batch_while_a_partition_is_attached_reads_all_of_it(connect, db, count):
+def test_a_batch_is_read_completely_while_a_partition_is_attached(connect, db, count):
     """The query was planned before the attachment, and reads the rows after it."""
     connection, maintaining = connect(), connect(autocommit=False)
     for name, _, _ in partitions(connection):
@@ -196,7 +196,7 @@ def test_publishers_of_what_is_to_come_keep_no_default_partition_from_giving_bac
     assert any("added" in line for line in told)
 
 
-def test_who_has_nothing_to_dispatch_does_not_wait_for_maintenance_under_way(connect):
+def test_a_poll_without_work_does_not_wait_for_maintenance(connect):
     connection, maintaining = connect(), connect(autocommit=False)
     assert lines(maintaining, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
     connection.execute("set lock_timeout = '1s'")

@@ -71,7 +71,7 @@ def test_a_partition_is_tried_again_when_a_publisher_has_ended(connect, attachin
     assert kept(watching) == sorted(expected)
 
 
-def test_who_holds_locks_does_not_rest(connect, db):
+def test_maintenance_does_not_pause_while_it_holds_locks(connect, db):
     """During a pause all other sessions would wait for these locks.
 
     Here the publisher is in the way until a session pauses.
@@ -178,7 +178,7 @@ def test_partitions_are_postponed_by_a_row_that_comes_into_the_default_one_itsel
     assert made.result() == ["postponed the partitions of events: it is in use"]
 
 
-def test_what_waits_for_its_time_is_moved_while_nobody_waits_for_that(connect):
+def test_scheduled_events_are_moved_while_no_session_waits_for_it(connect):
     connection = connect()
     expected = publish(connection, 2000, at="now() + interval '5 hours'")
     connection.execute(
@@ -196,7 +196,7 @@ def test_what_waits_for_its_time_is_moved_while_nobody_waits_for_that(connect):
     assert kept(connection) == expected
 
 
-def test_who_waits_to_attach_has_nothing_locked_that_a_publisher_needs(connect, attaching):
+def test_maintenance_that_waits_to_attach_holds_no_lock_that_publishers_need(connect, attaching):
     """Otherwise the publisher and maintenance would wait for each other."""
     publisher, watching = connect(autocommit=False), connect()
     be_patient(watching)

@@ -151,7 +151,7 @@ def test_a_condition_that_fails_on_everything_loses_nothing_and_a_replay_deliver
     assert faults(connection) == []
 
 
-def test_what_is_dispatched_again_is_dispatched_a_thousand_at_a_time(connect):
+def test_a_replay_dispatches_a_thousand_events_at_a_time(connect):
     """If it were one large dispatch, a reader of a group with several subscriptions would read all of it for each
     chunk."""
     connection = connect()

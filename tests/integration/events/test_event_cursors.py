@@ -120,9 +120,7 @@ def test_a_group_whose_cursor_is_elsewhere_is_not_moved_back_to_where_it_could_n
     assert work(db, source=other_db) == later
 
 
-def test_what_a_group_whose_cursor_is_elsewhere_is_moved_back_to_is_kept_until_it_has_read_it(
-    db, other_db, connect_to
-):
+def test_events_to_which_a_group_elsewhere_was_moved_back_are_kept_until_read(db, other_db, connect_to):
     results, source = connect_to(db), connect_to(other_db)
     subscribe(source)
     old = publish_at(source, "now() - interval '50 minutes'")
@@ -189,7 +187,7 @@ def test_a_cursor_in_the_future_is_refused(connect):
 
 
 @each_move
-def test_what_comes_after_the_clock_stepped_back_is_read_behind_a_cursor_of_before(connect, move):
+def test_events_after_the_clock_was_set_back_are_read_behind_an_earlier_cursor(connect, move):
     connection = connect()
     subscribe(connection)
     drain(connection)

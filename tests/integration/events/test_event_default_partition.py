@@ -66,7 +66,7 @@ def test_an_event_that_is_committed_while_a_default_partition_gives_back_its_roo
     assert kept(connection) == late
 
 
-def test_what_is_dispatched_is_of_the_present_whatever_the_clock_says(connect):
+def test_dispatched_events_count_as_present_whatever_the_clock_says(connect):
     connection = connect()
     drop_all(connection)
     connection.execute(

@@ -251,7 +251,7 @@ def test_old_partitions_that_are_in_use_keep_no_other_from_being_emptied(many, c
     assert kept(many) == []
 
 
-def test_what_is_not_dispatched_is_gone_through_once_for_all_old_partitions(many):
+def test_undispatched_events_are_read_once_for_all_old_partitions(many):
     for _ in range(1000):
         publish(many)
     (held,) = publish(many, at=f"{OLD} + interval '20 minutes 2 seconds'")
@@ -268,7 +268,7 @@ def test_what_is_not_dispatched_is_gone_through_once_for_all_old_partitions(many
     assert held in kept(many)
 
 
-def test_what_a_group_has_not_read_is_gone_through_once_for_all_old_partitions(many):
+def test_unread_events_of_a_group_are_read_once_for_all_old_partitions(many):
     """Events that were dispatched long after their time, so that no dispatch lies in the time range of their
     partition."""
     for n in range(40, 0, -2):

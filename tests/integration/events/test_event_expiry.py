@@ -123,7 +123,7 @@ def test_nobody_who_reads_waits_for_who_is_changing_a_subscription(db, connect):
     assert subscriptions(connection) == [other]
 
 
-def test_who_removes_a_subscription_does_not_wait_for_a_claim_that_is_at_its_condition(db, connect):
+def test_removing_a_subscription_does_not_wait_for_a_claim_that_evaluates_it(db, connect):
     connection, holding = connect(), connect()
     slow = subscribe(
         connection, "g", conditions_sql="pg_advisory_xact_lock(1) is not null", expiry_interval="1 hour"

@@ -64,7 +64,7 @@ def test_a_retry_for_a_subscription_that_is_gone_when_its_time_comes_is_told(con
     assert [fault[:2] for fault in faults(connection)] == [(sid, [retry])]
 
 
-def test_what_was_for_a_subscription_that_came_back_is_delivered_by_a_replay(connect, gone):
+def test_a_replay_delivers_events_to_a_subscription_that_exists_again(connect, gone):
     connection = connect()
     [astray] = publish(connection, "t", to=gone)
     poll_all(connection)
@@ -132,7 +132,7 @@ def test_a_condition_runs_with_the_rights_of_the_owner_whoever_polls(connect, ro
     assert one(connection, "select array_agg(distinct who) from public.seen") == [owner]
 
 
-def test_what_a_condition_did_before_it_failed_is_undone(connect):
+def test_side_effects_of_a_condition_that_fails_are_undone(connect):
     connection = connect()
     connection.execute("create table public.seen (topic text)")
     connection.execute(
@@ -304,7 +304,7 @@ def test_a_condition_that_does_not_end_is_ended_and_named_and_loses_nothing(conn
     assert [row["id"] for row in read(connection, "other")] == ids
 
 
-def test_who_ends_the_process_that_dispatches_is_told_the_condition(connect, endless, db):
+def test_the_error_of_a_cancelled_poll_names_the_condition(connect, endless, db):
     connection = connect()
     publish(connection, "a")
     caught = []
@@ -356,7 +356,7 @@ def test_a_command_that_is_suggested_for_a_group_is_one_whatever_its_name_is(con
     assert "select pgmb.replay_faults('o''brien')" in line
 
 
-def test_who_lacks_a_right_is_told_the_grants_of_the_log(connect_to, role):
+def test_an_error_about_a_missing_right_names_the_grants_of_the_log(connect_to, role):
     with pytest.raises(PermissionDenied, match=r"pgmb\.grant_writer"):
         dispatch(connect_to(role("nobody").conninfo))
 

@@ -60,7 +60,7 @@ def test_without_retries_a_failure_ends_the_run_and_nothing_passes_it(db, connec
     assert dead_letters.letters(connection) == []
 
 
-def test_who_fails_beside_one_that_ends_the_run_is_told_of_too(db, connection, caplog, monkeypatch):
+def test_every_failed_call_of_a_run_is_reported(db, connection, caplog, monkeypatch):
     failed, collect = threading.Barrier(3), handler_run.HandlerRun._collect
 
     def fail(delivery):
@@ -169,7 +169,7 @@ def test_a_failure_of_one_that_is_not_reliable_is_only_logged(db, connection, ca
     )
 
 
-def test_what_one_that_is_not_reliable_gets_is_noted_as_read_before(db, connection, monkeypatch):
+def test_events_of_an_unreliable_handler_count_as_read_before_its_call(db, connection, monkeypatch):
     order, keep, submit = [], Group.keep, handler_threads.HandlerThreads.submit
     monkeypatch.setattr(Group, "keep", lambda self, *what: (order.append("noted"), keep(self, *what))[1])
     monkeypatch.setattr(
@@ -323,7 +323,7 @@ def test_a_lost_connection_is_named_and_nothing_is_lost(db, connection, pids):
     assert set(range(20)).isdisjoint(seen.numbers[len(handled) :])
 
 
-def test_who_loses_the_group_is_told_while_its_calls_run(db, connection, pids, monkeypatch):
+def test_a_run_that_loses_its_group_gets_an_error_while_its_calls_run(db, connection, pids, monkeypatch):
     monkeypatch.setattr(handler_run, "STAY_EVERY", 0.02)
     told = []
 
@@ -388,7 +388,7 @@ def test_an_unknown_group_is_refused_by_name_and_not_held(db, connection):
         {"subscriptions": "su1f3870be274f6c49b3e31a"},
     ],
 )
-def test_what_no_handler_can_be_is_refused(given):
+def test_an_invalid_handler_is_refused(given):
     with pytest.raises(InvalidArgument):
         Handler(**{"name": "a", "run": print, **given})
 

@@ -48,7 +48,7 @@ def test_every_handler_gets_every_event_in_order(db, connection):
     assert unread(connection) == []
 
 
-def test_what_was_handled_does_not_come_again(db, connection):
+def test_handled_events_do_not_come_again(db, connection):
     seen = Seen()
     publish(connection, numbered(0, 10))
     for _ in range(2):
@@ -201,7 +201,7 @@ def test_the_stored_cursor_is_where_the_slowest_is(db, connection):
     assert unread(connection) == []
 
 
-def test_one_that_is_not_reliable_holds_the_cursor_up_for_nobody(db, connection):
+def test_an_unreliable_handler_does_not_delay_the_cursor(db, connection):
     proceed, started = threading.Event(), threading.Event()
 
     def wait(delivery):
@@ -299,7 +299,7 @@ def test_a_group_has_one_reader(db, connection):
     assert waiting().events == 0
 
 
-def test_who_is_stopped_while_another_holds_the_group_has_none(db, connection):
+def test_a_run_that_is_stopped_while_it_waits_for_the_group_holds_no_group(db, connection):
     connection.execute("select pg_advisory_lock(pgmb.lock_key('g'))")
     handlers = group(db, Handler("a", Seen()), busy_timeout=None)
     joined = in_thread(handlers.run)

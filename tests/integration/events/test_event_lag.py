@@ -49,7 +49,7 @@ def test_the_estimate_of_a_groups_backlog_leaves_out_what_other_groups_get(conne
 
 
 @pytest.mark.parametrize("upto", [-1, None])
-def test_what_is_ready_is_counted_up_to_a_number(connect, upto):
+def test_ready_changes_are_counted_up_to_a_number(connect, upto):
     connection = connect()
     subscribe(connection)
     for call in ("pgmb.status(%s)", "pgmb.lag('g', pgmb.position('g'), %s)"):
@@ -92,7 +92,7 @@ def test_events_that_nobody_dispatches_are_a_finding_after_an_hour_if_there_is_a
     assert findings(connection, "pgmb", *undispatched) == []
 
 
-def test_what_a_condition_failed_on_shows_in_the_lag(connect):
+def test_faults_of_a_condition_are_in_the_lag(connect):
     connection = connect()
     subscribe(connection, "g", "(e.payload ->> 'n')::int > 0")
     publish(connection, "t", payload={"n": "none"})

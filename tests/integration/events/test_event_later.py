@@ -68,7 +68,7 @@ def test_an_event_that_was_set_aside_is_delivered_although_nobody_maintains_the_
     assert one(connection, LATER) == 0
 
 
-def test_what_is_due_is_dispatched_although_some_of_it_is_being_set_aside(connect, db):
+def test_due_events_are_dispatched_although_some_are_being_set_aside(connect, db):
     connection, placing = connect(), connect(autocommit=False)
     drop_all(connection)
     subscribe(connection)
@@ -158,7 +158,7 @@ def test_an_event_that_somebody_is_deleting_keeps_no_other_from_being_set_aside(
     assert kept(connection) == given[1:]
 
 
-def test_what_waits_for_its_time_keeps_no_partition_from_being_made(connect):
+def test_scheduled_events_do_not_prevent_a_new_partition(connect):
     """There are more scheduled events than maintenance may read while publishers wait."""
     connection = connect()
     fill_default(connection, 3000, "now() + interval '5 hours'")
@@ -169,7 +169,7 @@ def test_what_waits_for_its_time_keeps_no_partition_from_being_made(connect):
     assert len(kept(connection)) == 3000
 
 
-def test_what_was_taken_back_costs_nobody_anything_although_an_old_snapshot_is_held(connect):
+def test_events_that_were_taken_back_cost_nothing_while_an_old_snapshot_is_held(connect):
     """Roll back each query, so that the next query has the same work."""
     connection, old = connect(), connect(autocommit=False)
     subscribe(connection)
@@ -191,7 +191,7 @@ def test_what_was_taken_back_costs_nobody_anything_although_an_old_snapshot_is_h
             assert one(connection, PROBED) <= before + 10, query
 
 
-def test_what_is_set_aside_later_and_due_earlier_is_delivered_too(connect):
+def test_an_event_that_is_set_aside_later_and_due_earlier_is_delivered(connect):
     connection = connect()
     drop_all(connection)
     publish(connection, at="now() + interval '2 hours'")
@@ -216,7 +216,7 @@ def test_a_poll_does_not_wait_for_maintenance_that_takes_back_what_is_due(connec
     assert read(connection) == expected
 
 
-def test_what_is_taken_back_is_not_let_go_of_by_the_same_maintenance(connect):
+def test_events_that_maintenance_takes_back_are_not_trimmed_by_the_same_run(connect):
     connection = connect()
     subscribe(connection)
     expected = set_aside_and_due(connection, 3)
@@ -227,7 +227,7 @@ def test_what_is_taken_back_is_not_let_go_of_by_the_same_maintenance(connect):
     assert read(connection) == expected
 
 
-def test_who_publishes_and_maintains_in_one_transaction_loses_nothing(connect):
+def test_publishing_and_maintenance_in_one_transaction_lose_nothing(connect):
     connection = connect()
     subscribe(connection)
     with connection.transaction():

@@ -92,7 +92,7 @@ def test_only_who_may_read_subscriptions_is_told_what_they_choose(connect, role,
     assert one(connect_to(who.conninfo), "select topics from pgmb.groups()") == topics
 
 
-def test_what_a_group_has_not_read_is_counted_by_events_whatever_chose_them(connect):
+def test_unread_events_are_counted_once_whatever_subscriptions_chose_them(connect):
     connection = connect()
     subscribe(connection)
     subscribe(connection, "g", TOPICAL, {"topic": "t"})
@@ -106,7 +106,7 @@ def test_what_a_group_has_not_read_is_counted_by_events_whatever_chose_them(conn
     assert unread(connection) == [("other", 300, True)]
 
 
-def test_what_a_group_keeps_is_the_partitions_from_its_first_unread_event_on(connect):
+def test_a_group_keeps_the_partitions_from_its_first_unread_event_on(connect):
     connection = connect()
     drop_all(connection)
     for minutes in (120, 60, 0):
@@ -127,7 +127,7 @@ def test_what_a_group_keeps_is_the_partitions_from_its_first_unread_event_on(con
     assert connection.execute(kept).fetchall() == []
 
 
-def test_what_is_not_looked_at_whole_is_at_least_so_much(connect):
+def test_a_count_that_is_cut_off_is_shown_as_a_minimum(connect):
     connection = connect()
     subscribe(connection)
     for _ in range(3):
@@ -136,7 +136,7 @@ def test_what_is_not_looked_at_whole_is_at_least_so_much(connect):
     assert unread(connection, upto=2) == [("g", 2, False)]
 
 
-def test_what_is_unread_is_counted_where_it_was_dispatched(connect):
+def test_unread_events_are_counted_in_the_partition_of_their_dispatch(connect):
     connection = connect()
     maintain(connection)
     subscribe(connection)

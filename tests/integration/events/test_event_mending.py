@@ -98,7 +98,7 @@ def functions(connection):
     ],
     ids=["maintain", "by hand", "uninstall"],
 )
-def test_what_captured_a_table_that_was_dropped_goes_and_nothing_else(connect, look_after):
+def test_only_the_capture_functions_of_dropped_tables_are_dropped(connect, look_after):
     connection = connect()
     connection.execute("create table item (id bigint); create table gone (id bigint)")
     push(connection)

@@ -71,7 +71,7 @@ def test_where_no_event_is_missed_nothing_is_told(connect, options, rows):
     assert troubles(item) == []
 
 
-def test_what_came_is_published_as_inserted_and_told_no_more(item):
+def test_rows_that_came_with_a_partition_are_published_as_inserts_and_no_finding_any_more(item):
     come(item)
     refresh(item)
     assert one(item, BRING) == 2
@@ -81,7 +81,7 @@ def test_what_came_is_published_as_inserted_and_told_no_more(item):
     assert events(item) == []
 
 
-def test_what_came_with_a_table_that_is_published_itself_has_its_topic(item):
+def test_rows_of_a_partition_that_is_published_itself_have_its_topic(item):
     item.execute("insert into high (id) values (11)")
     push(item, "high")
     come(item, None)
@@ -90,7 +90,7 @@ def test_what_came_with_a_table_that_is_published_itself_has_its_topic(item):
     assert [topic for topic, _, _ in events(item)] == ["public.high.insert"]
 
 
-def test_what_came_with_another_partition_is_still_missed(item):
+def test_rows_that_came_with_another_partition_stay_a_finding(item):
     come(item)
     item.execute(
         "create table higher (id int primary key); insert into higher values (21);"
@@ -109,7 +109,7 @@ def test_a_row_that_can_be_no_event_is_a_fault(item):
     assert faults(item) == [("INSERT", "division by zero", None, {"id": 11})]
 
 
-def test_what_is_no_longer_published_misses_nothing(item):
+def test_a_table_that_is_no_longer_published_has_no_missed_rows(item):
     come(item)
     refresh(item)
     stop(item)
@@ -117,7 +117,7 @@ def test_what_is_no_longer_published_misses_nothing(item):
     assert troubles(item) == []
 
 
-def test_what_came_to_no_table_that_is_published_is_refused(item):
+def test_publishing_rows_of_a_table_that_is_not_published_is_refused(item):
     item.execute("create table other (id int)")
     with pytest.raises(psycopg.Error, match="other is not a part of a table whose inserts are published"):
         item.execute("select pgmb.publish_attached('other')")

@@ -75,7 +75,7 @@ def own_thing(item, role):
 @pytest.mark.parametrize(
     "mended_by", ["select pgmb.recapture()", "select pgmb.push_table_mutations('own.thing')"]
 )
-def test_who_mends_all_tables_overwrites_no_function_of_another(item, own_thing, mended_by):
+def test_repairing_all_tables_overwrites_no_function_of_another_owner(item, own_thing, mended_by):
     item.execute(
         "create function audit() returns trigger language plpgsql as $$ begin raise 'audited'; end $$; "
         "create trigger audited after insert on item for each row execute function audit()"
@@ -110,7 +110,7 @@ def test_rows_that_failed_are_not_made_events_for_who_does_not_own_the_table(ite
     assert item.execute("select distinct who from own.seen").fetchall() == [(owner.name,)]
 
 
-def test_what_is_stopped_drops_no_function_of_another(item, own_thing):
+def test_stopping_drops_no_function_of_another_owner(item, own_thing):
     item.execute("create function audit() returns trigger language plpgsql as $$ begin return null; end $$")
     _, as_owner = own_thing
     as_owner.execute(

@@ -81,7 +81,7 @@ def updates(connection):
     ]
 
 
-def test_what_a_merge_updates_is_sent_as_it_is_where_it_inserts_into_partitions_too(merged):
+def test_updates_of_a_merge_that_also_inserts_into_partitions_are_published_correctly(merged):
     """In an upsert PostgreSQL passes triggers the row that was inserted last, instead of each row that is updated after
     it."""
     merged.execute(MERGE)
@@ -225,7 +225,7 @@ def test_a_disabled_capture_is_named(item):
     assert one(item, "select disabled::text from pgmb.pushing()") == "{item}"
 
 
-def test_what_cannot_be_captured_is_refused(connect):
+def test_a_table_that_cannot_be_captured_is_refused(connect):
     connection = connect()
     connection.execute(
         "create view seen as select 1 as id; create temporary table passing (id int);"

@@ -144,14 +144,14 @@ def test_stopped_and_stopped_again_nothing_is_sent(item):
     assert item.execute("select * from pgmb.pushed_table").fetchall() == []
 
 
-def test_what_is_rolled_back_sends_nothing(item):
+def test_a_write_that_is_rolled_back_publishes_nothing(item):
     with pytest.raises(ZeroDivisionError), item.transaction():
         item.execute("insert into item values (1, 'a', 5)")
         raise ZeroDivisionError
     assert events(item) == []
 
 
-def test_what_is_written_in_whatever_way_is_sent(item):
+def test_every_way_of_writing_publishes_events(item):
     item.execute("insert into item values (1), (2) on conflict do nothing")
     item.execute("insert into item values (2), (3) on conflict (id) do update set kind = 'b'")
     item.execute("with w as (insert into item values (4) returning id) insert into item select id + 1 from w")

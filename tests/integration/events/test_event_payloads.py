@@ -20,7 +20,7 @@ def connection(connect):
     return subscribed(connect())
 
 
-def test_what_a_handler_does_to_a_payload_another_does_not_see(db, connection):
+def test_a_handler_that_changes_a_payload_does_not_affect_other_handlers(db, connection):
     publish(connection, numbered(0, 1, inner={"a": 1}))
     seen = []
 

@@ -47,7 +47,7 @@ def test_a_late_commit_with_an_older_id_is_read(connect):
     assert drain(connection) == old
 
 
-def test_what_is_dispatched_after_the_clock_stepped_back_is_read(connect):
+def test_events_dispatched_after_the_clock_was_set_back_are_read(connect):
     connection = connect()
     subscribe(connection)
     publish(connection, "a")
@@ -60,7 +60,7 @@ def test_what_is_dispatched_after_the_clock_stepped_back_is_read(connect):
     assert drain(connection) == ids
 
 
-def test_what_the_polling_transaction_publishes_is_not_passed_over(connect):
+def test_events_that_the_polling_transaction_publishes_are_not_skipped(connect):
     connection, mixed = connect(), connect(autocommit=False)
     subscribe(connection)
     first = publish(mixed, "first")

@@ -86,7 +86,7 @@ def test_many_events_of_one_moment_keep_their_order(connect):
 
 
 @pytest.mark.parametrize("payload", [POISON, {"half": "\ud800"}], ids=["nul", "surrogate"])
-def test_what_postgresql_cannot_hold_is_refused_by_name(connect, payload):
+def test_a_value_that_postgresql_cannot_store_is_refused_by_name(connect, payload):
     connection = connect()
     with pytest.raises(InvalidArgument, match="an event was refused"):
         publish(connection, [Event("t", {"n": 1}), Event("t", payload)])
@@ -178,7 +178,7 @@ def test_a_program_that_ends_while_the_server_is_away_says_what_it_could_not_sen
     assert "NotPublished: events that were not published: 100 (0 refused, 100 unsent)" in ended.stderr
 
 
-def test_what_is_no_json_is_refused_when_it_is_put(db, connect):
+def test_a_payload_that_is_no_json_is_refused_by_put(db, connect):
     with Publisher(db) as publisher, pytest.raises(InvalidArgument, match="not JSON"):
         publisher.put([Event("t", {"n": 1}), Event("t", object())])
     assert stored(connect()) == [1]
@@ -227,7 +227,7 @@ def test_the_memory_is_bounded_and_who_puts_more_is_told(db, connect):
     assert 1 <= len(raised.value.events) < 10
 
 
-def test_who_puts_more_than_the_memory_holds_waits(db, connect, monkeypatch):
+def test_put_waits_while_the_buffer_is_full(db, connect, monkeypatch):
     blocked, connect_really = threading.Event(), sender.connect
 
     def later(*arguments, **more):

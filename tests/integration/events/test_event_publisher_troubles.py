@@ -60,7 +60,7 @@ def test_an_event_that_no_connection_can_send_holds_no_other_up(db, connect, uns
 
 
 @pytest.mark.parametrize("timeout", ["statement_timeout", "lock_timeout"])
-def test_who_locks_the_log_for_longer_than_a_timeout_costs_no_event(db, connect, caplog, timeout):
+def test_a_lock_on_the_log_beyond_the_timeout_loses_no_event(db, connect, caplog, timeout):
     locking, setting = connect(), connect()
     name = locking.info.dbname
     setting.execute(f"alter database {name} set {timeout} = 50")
@@ -93,7 +93,7 @@ def test_an_error_that_nobody_thought_of_leaves_the_publisher_at_work(db, connec
     assert stored(connect()) == [2]
 
 
-def test_what_was_told_once_is_not_told_again(db):
+def test_an_unpublished_event_is_reported_once(db):
     with Publisher(db) as publisher:
         publisher.put(Event("t", POISON))
         with pytest.raises(NotPublished):

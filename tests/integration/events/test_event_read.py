@@ -226,7 +226,7 @@ def test_events_that_are_gone_are_not_passed_over_in_silence(connect):
 
 @pytest.mark.parametrize("hashing", ["on", "off"])
 @pytest.mark.parametrize("direct", [True, False])
-def test_what_one_poll_dispatches_to_several_groups_is_read_in_order(connect, direct, hashing):
+def test_events_that_a_poll_dispatches_to_several_groups_are_read_in_order(connect, direct, hashing):
     connection = connect()
     connection.execute(f"set enable_hashagg = {hashing}")
     of = "false" if direct else "e.payload ->> 'of' = s.params ->> 'of'"

@@ -60,7 +60,7 @@ def wait_long(connection):
     )
 
 
-def test_what_is_not_dispatched_is_kept_in_a_restored_log_however_old_it_is(connect):
+def test_undispatched_events_of_a_restored_log_are_kept_however_old_they_are(connect):
     connection = connect()
     subscribe(connection)
     publish(connection, "undispatched")
@@ -188,7 +188,7 @@ def test_of_a_restored_table_nothing_is_to_be_mended(there):
     assert there.execute("select pgmb.recapture()").fetchall() == []
 
 
-def test_what_is_published_of_a_restored_table_can_be_changed_and_stopped(there):
+def test_publishing_a_restored_table_can_be_changed_and_stopped(there):
     push(there, "item", insert=False)
     stop(there, "part")
     there.execute("insert into item values (1)")

@@ -106,7 +106,7 @@ def test_events_with_an_old_id_are_delivered_and_go_when_they_are_read(log):
     assert kept(log) == []
 
 
-def test_who_holds_rows_of_the_default_partition_is_said(log):
+def test_the_holder_of_rows_in_the_default_partition_is_named(log):
     ids = publish(log, 3, at="now() - interval '3 days'")
     dispatch(log)
     assert holders(log) == [("unread", "g", 3, ids[0])]
@@ -150,7 +150,7 @@ def test_nobody_waits_for_who_makes_a_group_anew_and_does_not_commit(log, connec
     assert one(log, "select count(*) from pgmb.dispatched") == 0
 
 
-def test_who_holds_an_event_of_the_last_microsecond_that_an_id_can_say_is_said(log):
+def test_the_holder_of_an_event_with_the_last_possible_time_is_named(log):
     event = "pm" + 13 * "f" + "000000001"
     log.execute("insert into pgmb.events (id, topic, payload) values (%s, 't', '{}')", [event])
     log.execute("set statement_timeout = '20s'")
@@ -223,7 +223,7 @@ def test_whether_a_partition_may_go_does_not_cost_more_with_what_is_unread(log):
     assert min(pages() for _ in range(3)) <= few + 200
 
 
-def test_what_a_group_has_not_read_is_not_gone_through_for_each_retry_that_it_has(log):
+def test_unread_events_of_a_group_are_not_read_for_each_of_its_retries(log):
     (subscription,) = log.execute("select id from pgmb.subscriptions").fetchone()
 
     def pages() -> int:
@@ -247,7 +247,7 @@ def test_what_a_group_has_not_read_is_not_gone_through_for_each_retry_that_it_ha
     assert min(pages() for _ in range(3)) <= few + 500
 
 
-def test_who_holds_a_partition_is_found_without_looking_through_all_that_is_unread_before_it(log):
+def test_the_holder_of_a_partition_is_found_without_reading_earlier_unread_events(log):
     def pages() -> int:
         lower = one(log, "select pgmb.create_event_id(clock_timestamp(), 0)")
         publish(log)

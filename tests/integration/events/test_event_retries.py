@@ -118,7 +118,7 @@ def test_a_password_in_an_error_does_not_reach_the_dead_letter(db, connection):
     assert "cannot reach" in letter.error
 
 
-def test_what_comes_back_to_a_handler_that_is_gone_is_a_dead_letter(db, connection):
+def test_a_retry_for_a_handler_that_does_not_exist_becomes_a_dead_letter(db, connection):
     ids = publish(connection, numbered(0, 3), returning=True)
     sid = connection.execute("select id from pgmb.subscriptions").fetchone()[0]
     payload = {"ids": ids, "retryNumber": 1, "handlerName": "old"}
@@ -129,7 +129,7 @@ def test_what_comes_back_to_a_handler_that_is_gone_is_a_dead_letter(db, connecti
     assert "no handler of this name" in letter.error
 
 
-def test_what_comes_back_to_nobody_is_one_dead_letter_however_often_its_batch_comes_again(db, connection):
+def test_a_retry_for_no_handler_becomes_one_dead_letter_however_often_its_batch_comes(db, connection):
     ids = publish(connection, numbered(0, 1), returning=True)
     sid = connection.execute("select id from pgmb.subscriptions").fetchone()[0]
     payload = {"ids": ids, "retryNumber": 1, "handlerName": "old"}
@@ -246,7 +246,7 @@ def two(connect):
     return connection, second
 
 
-def test_what_came_by_one_subscription_comes_again_when_another_is_ended(db, two):
+def test_a_retry_comes_by_its_subscription_although_another_was_removed(db, two):
     connection, ended = two
     seen = Seen(failing(1))
     handlers = group(db, Handler("a", seen, retries=(LATER,)))
@@ -267,7 +267,7 @@ def test_a_letter_of_one_subscription_is_sent_again_when_another_is_ended(db, tw
     assert (len(sent), seen.numbers) == (1, [2, 3, 4])
 
 
-def test_what_was_handled_in_order_comes_again_in_order_whatever_subscriptions_it_came_by(db, connect):
+def test_retried_events_keep_their_order_whatever_subscriptions_they_came_by(db, connect):
     connection = connect()
     subscribe(connection, "g", topical(["t", "u"]))
     subscribe(connection, "g", topical("t"))
@@ -295,9 +295,7 @@ def both(connect):
 
 @pytest.mark.parametrize("ended", [0, 1])
 @pytest.mark.parametrize("tried_before", [0, 1])
-def test_what_several_subscriptions_want_comes_again_while_one_of_them_is_there(
-    db, both, ended, tried_before
-):
+def test_a_retry_comes_while_one_of_its_subscriptions_exists(db, both, ended, tried_before):
     connection, ids = both
     handlers = group(db, Handler("a", failing(99), retries=(LATER, LATER)))
     for _ in range(tried_before):
@@ -320,7 +318,7 @@ def test_a_letter_of_what_several_subscriptions_want_is_sent_again_while_one_of_
     assert (seen.numbers, seen.deliveries[0].events[0].subscriptions) == ([0], tuple(ids))
 
 
-def test_what_can_come_again_by_no_subscription_is_a_dead_letter_at_once(db, both):
+def test_events_whose_subscriptions_were_removed_become_a_dead_letter_at_once(db, both):
     connection, ids = both
     for sid in ids:
         unsubscribe(connection, sid)

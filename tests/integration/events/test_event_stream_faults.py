@@ -48,7 +48,7 @@ def test_an_id_of_the_future_that_was_made_up_is_told_of_the_gap(serve, connect)
     assert "does not belong to this stream" in gap.data
 
 
-async def test_what_was_missed_is_read_about_once_though_it_is_large(db, connect, monkeypatch):
+async def test_a_large_backlog_of_a_client_is_read_about_once(db, connect, monkeypatch):
     connection = connect()
     streams = EventStreams(db, "web", poll_interval=0.01, buffer=10_000)
     asked, shown = [], StreamLog._shown
@@ -97,7 +97,7 @@ def test_streams_that_were_never_started_say_why_in_the_log(db, caplog):
     assert "include their router in the application that the server starts" in caplog.text
 
 
-def test_one_client_too_many_is_refused_until_another_is_gone(serve, connect):
+def test_a_client_beyond_the_limit_is_refused_until_another_has_left(serve, connect):
     streams, address = serve(max_clients=1, keep_alive=0.05)
     with listening(f"{address}/t"):
         answer = httpx.get(f"{address}/t")
@@ -130,7 +130,7 @@ def test_a_slow_client_is_dropped_with_a_reason_and_loses_nothing(serve, connect
     assert numbers(seen) == list(range(150))
 
 
-async def test_who_reads_so_slowly_that_what_it_missed_is_let_go_of_is_told_of_the_gap(db, connect):
+async def test_a_client_too_slow_for_the_retention_is_told_of_the_gap(db, connect):
     connection, streams = connect(), EventStreams(db, "web", poll_interval=0.01)
     async with streams.running():
         async with streams.stream(topical("t")) as texts:
@@ -224,7 +224,7 @@ def test_a_database_that_does_not_answer_is_away_and_comes_back(serve, connect, 
     assert "wait for the database: the database did not answer within 0.3 s" in caplog.text
 
 
-def test_who_was_away_until_others_of_its_group_let_go_of_events_tells_its_clients(
+def test_a_server_that_was_away_beyond_the_retention_tells_its_clients_of_the_gap(
     serve, connect, monkeypatch
 ):
     reaching = stream_log.connect_async

@@ -42,7 +42,7 @@ def test_a_client_gets_what_it_may_see_and_nothing_else(serve, connect):
     assert json.loads(seen[0].data) == {"id": first, "topic": "t", "payload": {"n": 0}, "metadata": {}}
 
 
-def test_who_may_not_read_is_refused(serve):
+def test_a_client_that_may_not_read_is_refused(serve):
     _, address = serve()
     assert httpx.get(f"{address}/secret").status_code == 403
 
@@ -69,7 +69,7 @@ def test_a_topic_with_line_breaks_stays_within_its_event(serve, connect):
     assert {first.type, second.type} == {"message"}
 
 
-def test_who_connects_again_loses_nothing_and_gets_nothing_twice(serve, connect):
+def test_a_client_that_reconnects_gets_each_event_once(serve, connect):
     _, address = serve()
     connection, late = connect(), connect(autocommit=False)
     publish(late, numbered(100, 101))
@@ -85,7 +85,7 @@ def test_who_connects_again_loses_nothing_and_gets_nothing_twice(serve, connect)
     assert len({json.loads(each.data)["id"] for each in seen}) == 311
 
 
-def test_who_had_no_event_yet_loses_none(serve, connect):
+def test_a_client_that_reconnects_before_its_first_event_loses_none(serve, connect):
     _, address = serve()
     with listening(f"{address}/t") as client:
         at = client.last_id
@@ -161,7 +161,7 @@ def test_an_event_that_was_deleted_takes_no_other_with_it(serve, connect):
         assert numbers(client.events(129)) == [*range(131, 260)]
 
 
-def test_who_missed_too_many_is_told_of_the_gap_and_goes_on(serve, connect):
+def test_a_client_that_missed_too_many_events_is_told_of_the_gap_and_goes_on(serve, connect):
     _, address = serve(replay_limit=5)
     connection = connect()
     with listening(f"{address}/t") as client:
@@ -177,7 +177,7 @@ def test_who_missed_too_many_is_told_of_the_gap_and_goes_on(serve, connect):
     assert "missed more than 5 events" in json.loads(gap.data)["reason"]
 
 
-def test_who_was_away_too_long_is_told_of_the_gap(serve, connect):
+def test_a_client_that_was_away_too_long_is_told_of_the_gap(serve, connect):
     _, address = serve()
     with listening(f"{address}/t") as client:
         publish(connect(), numbered(0, 1))
@@ -192,9 +192,7 @@ def test_who_was_away_too_long_is_told_of_the_gap(serve, connect):
     assert (gap.type, "away for longer" in gap.data) == ("gap", True)
 
 
-def test_who_leaves_in_the_midst_of_what_was_missed_is_told_of_the_gap_by_its_age(
-    serve, connect, monkeypatch
-):
+def test_a_client_that_leaves_during_a_replay_is_told_of_the_gap_by_age(serve, connect, monkeypatch):
     clock, counted = stream_log.CLOCK, stream_log.COUNTED
 
     def go_on(minutes):
@@ -224,7 +222,7 @@ def test_who_leaves_in_the_midst_of_what_was_missed_is_told_of_the_gap_by_its_ag
 
 
 @pytest.mark.parametrize("change", ["selection", "subscription"])
-def test_who_comes_again_to_a_new_subscription_is_told_of_the_gap_once(serve, connect, change):
+def test_a_client_that_reconnects_to_a_new_subscription_is_told_of_the_gap_once(serve, connect, change):
     topics = ["t"]
     _, address = serve(lambda: topical(topics))
     connection = connect()
@@ -329,7 +327,7 @@ def test_events_that_are_too_old_to_be_replayed_are_let_go(serve, connect, monke
     assert cursor > published
 
 
-def test_what_may_be_replayed_is_kept_from_going(serve, connect, monkeypatch):
+def test_events_that_may_be_replayed_are_kept(serve, connect, monkeypatch):
     monkeypatch.setattr(streams_module, "KEEP_EVERY", 0.01)
     _, address = serve(keep_alive=0.05)
     connection = connect()

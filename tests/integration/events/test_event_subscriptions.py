@@ -133,7 +133,7 @@ def test_a_connection_that_makes_dicts_of_its_rows_serves_as_well(bare_db):
         assert (made[:2], unsubscribe(connection, mine)) == ("pm", True)
 
 
-def test_who_has_unsubscribed_gets_no_more(connection):
+def test_a_removed_subscription_gets_no_more_events(connection):
     mine = subscribe(connection, "g", topical("a"))
     subscribe(connection, "g", topical("b"))
     assert unsubscribe(connection, mine)
@@ -162,7 +162,7 @@ def test_subscribing_again_keeps_a_subscription_alive(connection):
 
 
 @pytest.mark.parametrize("selection", [topical("a"), topical("a", partition=(0, 2))], ids=["whole", "part"])
-def test_who_may_add_no_conditions_may_subscribe_to_topics(connection, role, selection):
+def test_a_role_that_may_not_add_conditions_may_subscribe_to_topics(connection, role, selection):
     """Every database knows the conditions of topical()."""
     other = role("subscriber")
     connection.execute("select pgmb.grant_subscriber(%s::regrole)", [other.name])

@@ -62,7 +62,7 @@ def test_a_key_puts_events_of_one_value_into_one_request_in_order(db, connection
     assert numbers == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
 
 
-def test_what_fails_comes_again_under_the_same_key_and_then_is_a_dead_letter(db, connection):
+def test_a_failed_request_is_repeated_under_its_key_and_then_a_dead_letter(db, connection):
     publish(connection, [Event("t", {"n": 1}), Event("t", {"n": 2})])
     with receiving(lambda request: 500 if request.events[0]["payload"]["n"] == 1 else 200) as (
         port,

@@ -28,13 +28,13 @@ def posted(guide):
     return guide
 
 
-def test_what_is_posted_is_handed_out_in_its_time_and_by_selectors(posted):
+def test_posted_messages_are_received_when_due_and_by_selectors(posted):
     _, retail, all_due = posted.run("Consumers and selectors")
     assert retail == [("orders.1", "42")]
     assert [sku for _, sku in all_due] == ["42", "44", "45", "46", "47"]
 
 
-def test_who_waits_comes_in_an_answer_of_its_own(guide, connect):
+def test_a_message_that_waits_comes_in_a_separate_answer(guide, connect):
     guide.run("Post")
     guide.run("Order")
     due = "select data -> 'do' from mbus.consumen_orders_by_default(100) where data ? 'do'"

@@ -69,7 +69,7 @@ def test_a_name_that_breaks_the_rules_is_refused(unchanged, name):
         ("mbus.post_q('n=>1', headers => 'consume_after=>\"{a\"')", "Wrong consume_after:"),
     ],
 )
-def test_what_cannot_be_done_is_said(unchanged, call, words):
+def test_an_invalid_call_is_refused_with_the_reason(unchanged, call, words):
     before = everything(unchanged)
     with pytest.raises(psycopg.Error, match=words):
         unchanged.execute(f"select {call}")

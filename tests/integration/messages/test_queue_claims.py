@@ -31,7 +31,7 @@ def test_a_claim_of_many_messages_holds_no_more_locks_than_parts(connect):
     assert len(drain(connection)) == 2_000
 
 
-def test_who_holds_one_message_keeps_nobody_from_the_others(q, connect):
+def test_a_session_with_a_message_keeps_no_session_from_other_messages(q, connect):
     fill(q, range(20))
     slow = connect(autocommit=False)
     assert consume(slow) == "0"
@@ -40,7 +40,7 @@ def test_who_holds_one_message_keeps_nobody_from_the_others(q, connect):
     assert drain(q) == ["0"]
 
 
-def test_who_holds_one_message_keeps_nobody_with_a_selector_from_those_of_other_parts(q, connect):
+def test_a_session_with_a_message_does_not_keep_a_selector_from_other_parts(q, connect):
     """This holds even if the locked part has many messages in a row, which each claim finds first."""
     consumer(q, "all", "true")
     fill(q, range(200))
@@ -51,7 +51,7 @@ def test_who_holds_one_message_keeps_nobody_with_a_selector_from_those_of_other_
     assert len(drain(q, "all")) == 50
 
 
-def test_who_holds_one_message_keeps_no_batch_from_those_of_other_parts(q, connect):
+def test_a_session_with_a_message_does_not_keep_a_batch_from_other_parts(q, connect):
     fill(q, range(80))
     slow = connect(autocommit=False)
     assert consume(slow) == "0"
@@ -62,7 +62,7 @@ def test_who_holds_one_message_keeps_no_batch_from_those_of_other_parts(q, conne
     assert consumen(q, 1000) == ["81", "82", "83"]
 
 
-def test_who_holds_one_message_keeps_nobody_from_those_of_other_parts_that_waited(q, connect):
+def test_a_session_with_a_message_does_not_block_waiting_messages_of_other_parts(q, connect):
     make(q, "r")
     first = post(q, "first", "r")
     for n in range(200):
@@ -74,7 +74,7 @@ def test_who_holds_one_message_keeps_nobody_from_those_of_other_parts_that_waite
     assert sorted(drain(q, most=1), key=int) == [str(n) for n in range(200) if n % 4]
 
 
-def test_what_commits_late_is_received_though_later_messages_were(q, connect):
+def test_a_late_message_is_received_although_later_messages_were(q, connect):
     slow, other = connect(autocommit=False), connect(autocommit=False)
     post(slow, "a1")
     post(q, "b1")
@@ -109,7 +109,7 @@ def test_a_message_that_is_posted_between_the_looks_of_a_claim_is_not_missed(con
     assert drain(q) == ["2"]
 
 
-def test_what_commits_late_is_there_until_it_is_received_and_no_maintenance_deletes_it(q, connect):
+def test_a_late_message_is_kept_by_maintenance_until_it_is_received(q, connect):
     slow = connect(autocommit=False)
     post(slow, "late")
     fill(q, range(100))
@@ -120,7 +120,7 @@ def test_what_commits_late_is_there_until_it_is_received_and_no_maintenance_dele
     assert drain(q) == ["late"]
 
 
-def test_what_commits_late_comes_behind_older_messages_of_a_part_that_was_held(q, connect):
+def test_a_late_message_comes_behind_older_messages_of_a_locked_part(q, connect):
     """The messages go to four parts in turn. A run of received messages is read as one range."""
     slow, holder = connect(autocommit=False), connect(autocommit=False)
     fill(q, range(4))

@@ -19,7 +19,7 @@ def told(connection, *names, upto=1000):
     return connection.execute(query, [upto]).fetchall()
 
 
-def test_what_is_in_a_queue_is_ready_delayed_behind_another_or_in_work(db, q):
+def test_each_message_counts_as_ready_delayed_waiting_or_in_work(db, q):
     counts = ("ready", "delayed", "waiting", "in_work", "exact")
     assert told(q, *counts, "oldest_seconds") == [(0, 0, 0, 0, True, None)]
     first = queues.post(q, 1)
@@ -69,13 +69,13 @@ def test_a_batch_that_was_given_up_is_among_the_dead(db, q):
     assert told(q, "ready", "in_work", "dead") == [(3, 0, 2)]
 
 
-def test_who_may_consume_by_one_consumer_is_told_of_that_alone(owner, role, connect_to):
+def test_a_role_with_one_consumer_sees_only_the_counts_of_that_consumer(owner, role, connect_to):
     who = role("user")
     owner.execute(f"grant mbus_{owner.info.dbname}_consume_q_by_other to {who.name}")
     assert told(connect_to(who.conninfo), "qname", "consumer") == [("q", "other")]
 
 
-def test_what_is_dead_is_counted_along_an_index_up_to_a_number(q):
+def test_dead_messages_are_counted_along_an_index_up_to_a_number(q):
     q.execute("""
         set session_replication_role = replica;
         insert into mbus.dmq (iid) select 'r.' || n from generate_series(1, 20000) as n;

@@ -135,7 +135,7 @@ def test_others_skip_what_is_claimed(db, connection):
     assert queues.there(connection) == []
 
 
-def test_what_was_met_far_ahead_and_acked_is_not_handed_out_when_its_turn_comes(db, connect):
+def test_a_message_that_was_acked_out_of_order_does_not_come_again(db, connect):
     """The message becomes due and is acked out of order, before the consumer's position has reached it."""
     connection = connect()
     queues.make(connection, parts=1)
@@ -190,7 +190,7 @@ def test_a_batch_that_was_claimed_again_is_not_acked_by_its_earlier_attempt(db, 
     assert queues.there(connection) == []
 
 
-def test_what_a_killed_worker_had_comes_to_another_once(db, connection):
+def test_messages_of_a_killed_worker_come_once_to_another_worker(db, connection):
     queues.fill(connection, range(3))
     with pytest.raises(psycopg.OperationalError), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1000)
@@ -422,7 +422,7 @@ def test_a_message_is_put_back_with_the_progress_under_its_iid(db, connection):
     assert [work(db), work(db), work(db)] == [["1"], ["2"], []]
 
 
-def test_who_was_dropped_meanwhile_keeps_nothing(db, connection):
+def test_an_ack_of_a_dropped_consumer_commits_nothing(db, connection):
     queues.consumer(connection, "extra")
     queues.fill(connection, range(3))
     feed = QueueFeed("q", "extra")

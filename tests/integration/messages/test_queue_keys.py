@@ -202,7 +202,7 @@ def test_a_skipped_batch_frees_its_keys(db, keyed):
     assert work(db) == ["a2"]
 
 
-def test_what_waits_for_its_key_counts_as_waiting(db, keyed):
+def test_messages_that_wait_for_their_key_count_as_waiting(db, keyed):
     fill(keyed, "a1")
     with worker(db):
         fill(keyed, "a2", "b1")

@@ -66,7 +66,7 @@ def test_the_estimate_leaves_out_what_a_selector_does_not_want(connection, first
 
 
 @pytest.mark.parametrize("upto", [-1, None])
-def test_what_is_ready_is_counted_up_to_a_number(connection, upto):
+def test_ready_changes_are_counted_up_to_a_number(connection, upto):
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="upto must not be negative"):
         connection.execute("select mbus.lag('q', 'default', %s)", [upto])
 

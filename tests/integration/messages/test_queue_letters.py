@@ -127,7 +127,7 @@ def test_a_letter_that_is_sent_again_brings_its_messages_to_its_consumer_alone(d
         consumer.ack()
 
 
-def test_who_waits_for_a_message_that_was_given_up_goes_on_waiting(db, connection):
+def test_a_message_behind_a_message_that_was_given_up_goes_on_waiting(db, connection):
     queues.make(connection, "after")
     queues.post(connection, 2, "after", after=[queues.post(connection, 1)])
     given_up(db)

@@ -23,7 +23,7 @@ def q(connect):
     return connection
 
 
-def test_who_took_a_message_is_not_waited_for_and_has_nobody_wait(q, connect, connect_to, db):
+def test_maintenance_and_a_session_that_took_a_message_do_not_wait_for_each_other(q, connect, connect_to, db):
     session = connect_to(db)
     left_over = one(session, "select mbus.create_temporary_consumer('q')")
     session.close()
@@ -77,7 +77,7 @@ def test_a_temporary_queue_that_another_maintenance_removes_is_not_waited_for(q,
     assert one(q, "select count(*) from mbus.temporary") == 0
 
 
-def test_who_received_from_a_temporary_queue_what_expired_since_is_not_waited_for(q, connect):
+def test_maintenance_does_not_wait_for_the_receiver_of_an_expired_temporary_message(q, connect):
     reply = one(q, "select mbus.create_temporary_queue()")
     holder = connect(autocommit=False)
     # A late worker posts another message.
@@ -90,7 +90,7 @@ def test_who_received_from_a_temporary_queue_what_expired_since_is_not_waited_fo
     assert one(q, "select count(*) from mbus.tempq") == 0
 
 
-def test_who_received_a_message_that_had_to_wait_and_expired_since_is_not_waited_for(q, connect):
+def test_maintenance_does_not_wait_for_the_receiver_of_an_expired_waiting_message(q, connect):
     post(q, 2, after=[post(q, 1)], expires="1h")
     assert consumen(q, 9) == ["1"]
     holder = connect(autocommit=False)
@@ -131,7 +131,7 @@ def test_a_consumer_that_deletes_what_all_have_received_is_not_waited_for(q, con
     assert one(q, 'select count(*) from mbus."log$q"') == 0
 
 
-def test_who_drops_a_consumer_waits_for_who_receives_by_it(q, connect):
+def test_dropping_a_consumer_waits_for_its_receivers(q, connect):
     consumer(q, "other")
     fill(q, [1])
     number = one(q, "select id from mbus.consumer where name = 'other'")
@@ -145,7 +145,7 @@ def test_who_drops_a_consumer_waits_for_who_receives_by_it(q, connect):
     assert one(q, "select count(*) from mbus.receipt where consumer = %s", number) == 0
 
 
-def test_who_drops_a_queue_is_not_waited_for_long(q, connect):
+def test_maintenance_does_not_wait_long_for_a_session_that_drops_a_queue(q, connect):
     make(q, "r")
     holder = connect(autocommit=False)
     holder.execute("select mbus.drop_queue('r')")
@@ -165,7 +165,7 @@ def test_maintenance_reads_no_backlog_that_nobody_has_received(q, connect):
     assert one(maintaining, "select pg_stat_get_xact_tuples_returned('mbus.log$q_pkey'::regclass)") < 100
 
 
-def test_what_an_idle_consumer_does_not_want_goes_though_a_step_ends_in_what_it_wants(q):
+def test_unwanted_messages_are_deleted_up_to_a_wanted_message(q):
     consumer(q, "idle", "(data -> 'n')::integer < 2600")
     fill(q, range(3000))
     assert len(drain(q)) == 3000
@@ -173,7 +173,7 @@ def test_what_an_idle_consumer_does_not_want_goes_though_a_step_ends_in_what_it_
     assert len(drain(q, "idle")) == 2600
 
 
-def test_what_was_taken_above_an_idle_consumer_goes(q):
+def test_taken_messages_above_the_position_of_an_idle_consumer_are_deleted(q):
     consumer(q, "idle", "true")
     iids = fill(q, range(9))
     assert len(drain(q)) == 9
@@ -182,7 +182,7 @@ def test_what_was_taken_above_an_idle_consumer_goes(q):
     assert drain(q, "idle") == ["0", "1", "2", "3", "5", "6", "7", "8"]
 
 
-def test_what_a_selector_does_not_want_is_stepped_over_and_nothing_else(q, connect):
+def test_maintenance_moves_an_idle_consumer_only_past_unwanted_messages(q, connect):
     """The consumer of a selector that matches nothing is never woken, so only maintenance can move it."""
     consumer(q, "picky", "(t.properties -> 'kind') = 'rare'")
     late = connect(autocommit=False)

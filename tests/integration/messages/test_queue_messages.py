@@ -286,7 +286,7 @@ def test_a_new_consumer_receives_what_is_there_and_not_what_is_gone(q):
 
 
 @pytest.mark.parametrize("table", ["log$q", "position", "level", "apart", "receipt", "wake", "tempq"])
-def test_what_queues_write_most_is_vacuumed_early(q, table):
+def test_the_most_written_tables_of_queues_are_vacuumed_early(q, table):
     options = one(q, "select reloptions from pg_class where oid = %s::regclass", f'mbus."{table}"')
     scales = [option for option in options if option.startswith("autovacuum_vacuum_scale_factor=")]
     assert [float(scale.partition("=")[2]) <= 0.01 for scale in scales] == [True]

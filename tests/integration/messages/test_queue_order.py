@@ -117,7 +117,7 @@ def test_a_predecessor_that_expired_or_is_delayed(q):
 
 
 @pytest.mark.parametrize("was_seen", [False, True])
-def test_who_waits_comes_when_its_predecessor_expires_though_nobody_consumes_that(q, was_seen):
+def test_a_waiting_message_comes_when_its_predecessor_expires_unconsumed(q, was_seen):
     make(q, "r")
     consumer(q, "other")
     first = post(q, 1, expires="0.3s", delay="1h" if was_seen else None)
@@ -137,7 +137,7 @@ def test_a_new_consumer_has_a_message_behind_another_not_before_its_time(q):
     assert drain(q, "new") == []
 
 
-def test_what_a_selector_failed_on_comes_not_before_its_time(q):
+def test_a_message_on_which_a_selector_failed_does_not_come_before_its_time(q):
     q.execute(BOUNDS + "insert into bounds values (0)")
     consumer(q, "number", "1 / public.bound(t.data->'n') = 1")
     post(q, 1, delay="1h")
@@ -180,7 +180,7 @@ def test_many_that_wait_for_one_come_when_it_was_received(q):
     assert drain(q, most=7) == [str(n) for n in range(50)]
 
 
-def test_who_waits_for_a_message_that_is_taken_comes_though_nobody_consumes_its_queue(q, connect):
+def test_a_waiting_message_comes_when_its_predecessor_is_taken_from_an_idle_queue(q, connect):
     make(q, "plugs", "undo")
     plugs = [post(q, n, "plugs") for n in range(30)]
     for n, plug in enumerate(plugs):
@@ -198,7 +198,7 @@ def test_who_waits_for_a_message_that_is_taken_comes_though_nobody_consumes_its_
 
 
 @pytest.mark.parametrize("always_something_else", [False, True])
-def test_who_waits_comes_though_the_taker_of_its_predecessor_could_not_see_it(
+def test_a_waiting_message_comes_although_the_taker_of_its_predecessor_did_not_see_it(
     q, connect, always_something_else
 ):
     make(q, "r")

@@ -51,7 +51,7 @@ PUT_BACK = {
 }
 
 
-def test_what_nobody_would_receive_again_is_not_put_back(retail):
+def test_a_message_that_nobody_would_receive_again_is_not_put_back(retail):
     retail.execute("select mbus.create_view('q')")
     for received, back in itertools.product(RECEIVED.values(), PUT_BACK.values()):
         with pytest.raises(psycopg.Error, match=TAKEN_BACK) as refused, retail.transaction():
@@ -62,7 +62,7 @@ def test_what_nobody_would_receive_again_is_not_put_back(retail):
     assert drain(retail, "retail") == ["1"]
 
 
-def test_what_tries_again_is_not_put_back_out_of_reach(q):
+def test_a_retried_message_is_not_put_back_beyond_its_consumers_selector(q):
     consumer(q, "first", "not exist(t.properties, 'tries')")
     q.execute("select mbus.drop_consumer('default', 'q')")
     post(q, 1)
@@ -116,7 +116,7 @@ def test_a_message_on_which_the_selector_fails_is_kept_for_its_consumer(q):
     assert there(q) == ["2"]
 
 
-def test_what_was_put_back_for_a_consumer_that_is_dropped_stays_if_nobody_else_had_it(q):
+def test_a_message_put_back_for_a_dropped_consumer_stays_if_nobody_else_had_it(q):
     consumer(q, "retail", WANTED)
     q.execute("select mbus.drop_consumer('default', 'q')")
     post(q, 1, kind="retail")
@@ -129,7 +129,7 @@ def test_what_was_put_back_for_a_consumer_that_is_dropped_stays_if_nobody_else_h
     assert drain(q, "next") == ["2"]
 
 
-def test_what_a_temporary_consumer_put_back_goes_with_it_if_others_had_it(q, connect_to, db):
+def test_a_message_put_back_by_a_temporary_consumer_is_deleted_with_it_if_others_had_it(q, connect_to, db):
     session = connect_to(db)
     name = one(session, f"select mbus.create_temporary_consumer('q', $${WANTED}$$)")
     post(q, 1, kind="retail")

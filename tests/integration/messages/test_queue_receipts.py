@@ -70,7 +70,7 @@ def test_a_fold_leaves_a_message_to_its_holder(q, connect, end):
     assert there(q) == drain(q) == []
 
 
-def test_who_has_folded_puts_back_what_it_received_and_nothing_else(q, connect):
+def test_a_transaction_that_has_folded_puts_back_only_its_own_messages(q, connect):
     fill(q, range(4))
     assert consume(q) == "0"
     with pytest.raises(psycopg.Error, match="there is no message q.1"), q.transaction():
@@ -86,7 +86,7 @@ def test_who_has_folded_puts_back_what_it_received_and_nothing_else(q, connect):
     assert drain(q) == ["2", "3", "1"]
 
 
-def test_what_is_undone_of_a_transaction_with_a_fold_comes_again(q, connect):
+def test_messages_of_a_rolled_back_savepoint_after_a_fold_come_again(q, connect):
     session = connect(autocommit=False)
     fill(q, range(4))
     assert consume(session) == "0"
@@ -101,7 +101,7 @@ def test_what_is_undone_of_a_transaction_with_a_fold_comes_again(q, connect):
     assert drain(q) == ["1", "2", "3"]
 
 
-def test_what_commits_late_below_a_fold_comes_once(q, connect):
+def test_a_late_message_below_a_fold_comes_once(q, connect):
     """Also if it is received between the fold's look at the log and its deletion of receipts."""
     late = connect(autocommit=False)
     post(late, "late")
@@ -118,7 +118,7 @@ def test_what_commits_late_below_a_fold_comes_once(q, connect):
     assert there(q) == drain(q) == []
 
 
-def test_what_commits_late_comes_after_a_fold(q, connect):
+def test_a_late_message_comes_after_a_fold(q, connect):
     late = connect(autocommit=False)
     post(late, "late")
     fill(q, range(8))

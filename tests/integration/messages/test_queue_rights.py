@@ -68,7 +68,7 @@ def test_every_function_that_is_open_to_all_is_among_those_that_the_roles_try(ow
     assert {row[0] for row in opened} == set(map(function, EVERY)) - UNOPENED
 
 
-def test_what_takes_sql_is_not_open_to_all(owner):
+def test_functions_that_take_sql_are_not_open_to_all_roles(owner):
     """Functions with a selector run as their caller. Only the owner may call the function that evaluates it."""
     opened = owner.execute(
         "select proname from pg_proc where pronamespace = 'mbus'::regnamespace and prosecdef "
@@ -108,7 +108,7 @@ def test_no_role_reaches_the_tables_behind_the_functions(owner, role, connect_to
     assert there(owner) == ["1"]
 
 
-def test_who_may_create_where_hstore_is_has_nothing_called_by_the_queues(owner, role, connect_to):
+def test_functions_in_the_schema_of_hstore_are_not_called_by_the_queues(owner, role, connect_to):
     """PostgreSQL's mod() takes two bigints. The stranger's function would fit a call with a bigint and an integer
     better."""
     stranger = role("stranger")
@@ -148,7 +148,7 @@ def test_run_on_runs_what_its_caller_could_run(owner, role, connect_to):
     assert owner.execute("table public.pieces").fetchall() == [("n", "1")]
 
 
-def test_who_consumes_by_one_consumer_does_not_read_the_batch_of_another(owner, role, connect_to, db):
+def test_a_role_with_one_consumer_does_not_read_the_batch_of_another_consumer(owner, role, connect_to, db):
     who = role("user")
     owner.execute(f"grant mbus_{owner.info.dbname}_consume_q_by_other to {who.name}")
     post(owner, 1)

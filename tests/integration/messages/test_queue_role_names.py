@@ -74,9 +74,7 @@ def other_names(connection, cluster):
 
 
 @pytest.mark.parametrize("name", ["Reader", "12345", "a reader"])
-def test_who_makes_a_temporary_consumer_consumes_by_it_whatever_the_role_is_called(
-    connection, connect_to, db, other_names, name
-):
+def test_a_role_of_any_name_consumes_by_its_temporary_consumer(connection, connect_to, db, other_names, name):
     """A role with the same name in lower case gets no right."""
     other_names(*{name, name.lower()})
     make(connection)

@@ -45,7 +45,7 @@ def test_an_admin_hands_on_the_roles_of_queues(owner, role, connect_to):
     assert drain(owner) == ["1"]
 
 
-def test_what_counts_is_the_current_role_and_not_who_logged_in(owner, role, connect_to):
+def test_the_current_role_counts_and_not_the_login_role(owner, role, connect_to):
     who, nobody = role("user"), role("nobody")
     owner.execute(f"grant mbus_{owner.info.dbname}_post_q, {nobody.name} to {who.name}")
     session = connect_to(who.conninfo)
@@ -95,7 +95,7 @@ def test_a_queue_without_roles_follows_execute_on_its_functions(connect, role, c
     assert drain(connection) == ["1", "2"]
 
 
-def test_who_is_refused_is_told_of_roles_only_where_there_are_some(connect, role, connect_to):
+def test_an_error_about_a_missing_right_names_roles_only_if_there_are_any(connect, role, connect_to):
     connection, who = connect(), role("user")
     make(connection)
     owner = connection.info.user
@@ -158,7 +158,7 @@ def test_a_temporary_consumer_is_bound_without_roles_too(connect, role, connect_
         session.execute(TEMPORARY)
 
 
-def test_who_may_consume_has_temporary_consumers_of_its_own(owner, role, connect_to):
+def test_a_role_that_may_consume_has_temporary_consumers(owner, role, connect_to):
     who, other = role("user"), role("user")
     right = f"mbus_{owner.info.dbname}_consume_q_by_other"
     owner.execute(f"grant {right} to {who.name}, {other.name}")
@@ -174,7 +174,7 @@ def test_who_may_consume_has_temporary_consumers_of_its_own(owner, role, connect
         drain(session, name)
 
 
-def test_who_may_call_a_queues_functions_has_temporary_consumers_of_its_own(connect, role, connect_to):
+def test_a_role_with_execute_on_a_queues_functions_has_temporary_consumers(connect, role, connect_to):
     connection = connect()
     make(connection)
     who, other = role("user"), role("user")

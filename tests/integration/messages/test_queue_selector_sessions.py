@@ -57,7 +57,7 @@ So a test knows to which time a message is compared.
 """
 
 
-def test_what_matches_in_one_session_matches_in_another(q, elsewhere):
+def test_a_selector_matches_the_same_messages_in_every_session(q, elsewhere):
     q.execute(CLOCK)
     for name, selector in SAME.items():
         consumer(q, f"of_{name}", selector)

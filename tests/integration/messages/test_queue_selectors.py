@@ -26,7 +26,7 @@ pytestmark = pytest.mark.hstore
         "unnest(array[true, false])",
     ],
 )
-def test_what_is_no_condition_on_one_message_is_refused(q, selector):
+def test_a_selector_that_is_no_condition_on_a_message_is_refused(q, selector):
     with pytest.raises(psycopg.Error, match="Wrong selector"):
         consumer(q, "c", selector)
     assert q.execute("select name from mbus.consumer").fetchall() == [("default",)]
@@ -97,7 +97,7 @@ def test_a_selector_that_takes_too_long_is_cancelled_and_stops_nobody_else(q):
     assert there(q) == ["1"]
 
 
-def test_what_a_selector_failed_on_is_received_once_it_no_longer_fails(q):
+def test_a_message_on_which_a_selector_failed_is_received_once_it_matches(q):
     q.execute(BOUNDS)
     consumer(q, "number", "(t.data->'n')::integer / public.bound(t.data->'n') > 0")
     q.execute("insert into bounds values (0)")
@@ -109,7 +109,7 @@ def test_what_a_selector_failed_on_is_received_once_it_no_longer_fails(q):
     assert q.execute("select from mbus.fault").fetchall() == []
 
 
-def test_what_a_selector_failed_on_holds_up_nobody_once_it_does_not_match(q):
+def test_a_message_on_which_a_selector_failed_blocks_nothing_once_it_does_not_match(q):
     make(q, "r")
     q.execute(BOUNDS + "insert into bounds values (0)")
     consumer(q, "number", "(t.data->'n')::integer / public.bound(t.data->'n') > 5")
@@ -131,7 +131,7 @@ def test_a_fault_on_a_message_that_was_taken_is_over_when_it_is_looked_at_again(
     assert findings(q, "mbus") == []
 
 
-def test_what_the_selector_of_a_new_consumer_fails_on_is_kept_for_it(q):
+def test_messages_on_which_a_new_consumers_selector_fails_are_kept_for_it(q):
     consumer(q, "other")
     fill(q, ["x", 1])
     assert drain(q) == ["x", "1"]
@@ -166,7 +166,7 @@ ASKING = ["t.data->'n' in (select n from public.numbers)", "exists (select from 
 
 
 @pytest.mark.parametrize("by", ["consumer", "temporary consumer", "trigger"])
-def test_what_could_be_another_answer_when_a_message_is_read_is_refused(q, by):
+def test_a_selector_whose_result_can_change_is_refused(q, by):
     make(q, "r")
     q.execute(
         "create sequence public.n; create table public.numbers (n text); create function public.kind_of(text) "

@@ -73,7 +73,7 @@ def test_a_message_costs_the_same_whatever_the_number_of_parts(connect):
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_who_holds_a_message_for_long_keeps_nobody_from_the_others(connect, end):
+def test_a_message_that_is_held_for_long_does_not_block_other_messages(connect, end):
     connection, slow = connect(), connect(autocommit=False)
     make(connection, parts=4)
     fill(connection, range(200))
@@ -83,7 +83,7 @@ def test_who_holds_a_message_for_long_keeps_nobody_from_the_others(connect, end)
     assert singly(connection) == (["0"] if end == "rollback" else [])
 
 
-def test_who_consumes_while_a_message_is_held_for_long_does_not_look_at_all_that_came_since(connect):
+def test_a_message_that_is_held_for_long_does_not_make_consumers_read_all_later_messages(connect):
     connection, slow = connect(), connect(autocommit=False)
     make(connection)
     fill(connection, range(2000))
@@ -97,7 +97,7 @@ def test_who_consumes_while_a_message_is_held_for_long_does_not_look_at_all_that
         assert (one(connection, READ) - before) / 50 < 150
 
 
-def test_what_commits_late_is_received_one_by_one_though_later_messages_were(connect):
+def test_late_messages_are_received_one_by_one_although_later_messages_were(connect):
     connection, late = connect(), connect(autocommit=False)
     make(connection, parts=16)
     for n in range(3):
@@ -108,7 +108,7 @@ def test_what_commits_late_is_received_one_by_one_though_later_messages_were(con
     assert singly(connection) == ["late0", "late1", "late2"]
 
 
-def test_what_commits_late_is_found_without_what_was_received_long_ago(connect):
+def test_a_late_message_is_found_without_reading_received_messages(connect):
     connection = connect()
     make(connection)
     # A consumer that reads nothing keeps the log.
@@ -168,7 +168,7 @@ def test_messages_that_were_rolled_back_come_again_in_order(connect):
     assert singly(connection) == [str(n) for n in range(100)]
 
 
-def test_who_consumes_few_of_many_lets_the_log_be_trimmed(connect):
+def test_a_consumer_of_few_among_many_messages_lets_the_log_be_trimmed(connect):
     connection = connect()
     make(connection)
     consumer(connection, "few", "(t.data -> 'n')::integer % 1000 = 0")

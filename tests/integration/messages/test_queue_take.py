@@ -45,7 +45,7 @@ def test_a_take_that_is_rolled_back_restores_the_message_for_all(q, connect):
     assert drain(q, "other") == ["1"]
 
 
-def test_what_expires_after_a_take_was_rolled_back_is_not_received(q, connect):
+def test_a_message_that_expires_after_a_rolled_back_take_is_not_received(q, connect):
     iid = post(q, 1, expires="1s")
     taker = connect(autocommit=False)
     assert take(taker, iid) == "1"
@@ -225,7 +225,7 @@ def test_a_message_that_was_taken_is_put_back(q):
     assert drain(q, "other") == ["2"]
 
 
-def test_who_waits_for_a_message_in_the_dmq_goes_on_waiting(q):
+def test_a_message_behind_a_message_in_the_dmq_goes_on_waiting(q):
     make(q, "r")
     iid = post(q, 1)
     post(q, 2, "r", after=[iid])
@@ -256,7 +256,7 @@ def test_run_on_counts_successes_and_sends_failures_to_the_dmq(q):
     assert drain(q) == []
 
 
-def test_what_was_received_before_does_not_come_to_all_again(q):
+def test_a_message_that_was_received_before_does_not_come_to_all_consumers_again(q):
     consumer(q, "other")
     iid = post(q, 1)
     assert drain(q) == drain(q, "other") == ["1"]
@@ -292,7 +292,7 @@ def test_a_repeatable_read_transaction_does_not_take_what_was_received_since_it_
         take(late, iid)
 
 
-def test_what_is_asked_of_one_message_agrees_with_what_the_view_says_of_all(q, connect):
+def test_functions_about_a_message_agree_with_the_view_of_all_messages(q, connect):
     consumer(q, "odd", "(t.data -> 'n')::integer % 2 = 1")
     consumer(q, "third")
     late = connect(autocommit=False)

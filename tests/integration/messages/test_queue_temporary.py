@@ -137,7 +137,7 @@ def test_a_consumer_is_made_while_others_look_into_its_queue(q, connect):
     assert sorted(done, key=str) == [True, ["1"]]
 
 
-def test_who_takes_does_not_wait_for_who_makes_a_consumer_nor_the_other_way_round(q, connect):
+def test_taking_a_message_and_making_a_consumer_do_not_wait_for_each_other(q, connect):
     iids = fill(q, [1, 2])
     q.execute("set lock_timeout = '5s'")
     taker, maker = connect(autocommit=False), connect(autocommit=False)

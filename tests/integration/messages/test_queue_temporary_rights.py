@@ -95,7 +95,7 @@ def test_a_right_that_bound_a_temporary_consumer_ends_it_with_itself(rights, use
     assert drain(user, anew) == ([] if revoked == "wide" else ["1", "2"])
 
 
-def test_who_may_consume_nothing_any_more_has_no_temporary_consumer(rights, user):
+def test_a_role_that_may_no_longer_consume_has_no_temporary_consumer(rights, user):
     rights.change("grant", "everything")
     name = temporary(user)
     rights.change("revoke", "everything")

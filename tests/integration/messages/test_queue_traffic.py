@@ -223,7 +223,7 @@ def test_pairs_that_are_not_tied_are_caught(connection):
     assert misplaced(connection) == {"1", "2"}
 
 
-def test_what_was_received_is_deleted_as_it_goes(connection):
+def test_received_messages_are_deleted_continuously(connection):
     for _ in range(20):
         fill(connection, range(1000))
         assert len(drain(connection)) == 1000
@@ -232,7 +232,7 @@ def test_what_was_received_is_deleted_as_it_goes(connection):
     assert one(connection, "select count(*) from mbus.position where consumer > 0") <= 20
 
 
-def test_what_many_consumers_received_is_deleted_as_it_goes(connection):
+def test_messages_that_many_consumers_received_are_deleted_continuously(connection):
     consumer(connection, "a")
     consumer(connection, "b")
     connection.execute("select setseed(0)")

@@ -29,7 +29,7 @@ def changing(q, connect):
 
 
 @pytest.mark.parametrize("query", OTHERS.values(), ids=OTHERS)
-def test_who_makes_or_drops_behind_a_transaction_that_does_not_end_is_told_which(q, changing, query):
+def test_making_or_dropping_a_queue_names_the_open_transaction_in_the_way(q, changing, query):
     q.execute("set lock_timeout = '20ms'")
     with pytest.raises(
         errors.LockNotAvailable, match="message queues were not changed: .* does not end"

@@ -67,7 +67,7 @@ def test_a_consumer_upon_which_others_have_built_is_not_dropped(q):
     q.execute("drop function app.take_order(); select mbus.drop_consumer('other', 'q')")
 
 
-def test_what_names_a_queue_in_a_text_or_uses_another_keeps_none(q):
+def test_a_function_that_names_a_queue_only_in_a_text_does_not_prevent_its_drop(q):
     make(q, "r")
     q.execute(TAKES.replace("_q_", "_r_"))
     q.execute("create function app.late() returns text language sql return 'mbus.post_q'")

@@ -47,7 +47,7 @@ THEIRS = {
 }
 
 
-def test_who_puts_something_of_his_own_in_a_views_place_receives_nothing(shop, owner, receivers):
+def test_a_role_that_replaces_a_view_receives_nothing(shop, owner, receivers):
     (receiver,) = receivers()
     for kind, made in THEIRS.items():
         with (
@@ -107,7 +107,9 @@ def test_a_view_of_a_restored_dump_receives(connect, restored):
     assert copy.execute("select count(*) from public.q_q").fetchone() == (1,)
 
 
-def test_who_may_select_one_column_of_a_view_receives_that_and_no_more(owner, role, connect_to, receivers):
+def test_a_role_that_may_select_one_column_of_a_view_receives_only_that_column(
+    owner, role, connect_to, receivers
+):
     who = role("reader")
     owner.execute("select mbus.create_view('q')")
     owner.execute(

@@ -55,7 +55,7 @@ def test_the_batches_of_other_consumers_are_no_tries_of_a_step(db, connection):
     assert tries == [1]
 
 
-def test_what_a_step_broke_that_is_checked_at_the_commit_is_a_failure_of_it(db, connection):
+def test_a_deferred_constraint_that_a_step_violates_is_a_failure_of_the_step(db, connection):
     connection.execute(
         "create table parent (id int primary key); "
         "create table child (id int references parent deferrable initially deferred)"
@@ -66,7 +66,7 @@ def test_what_a_step_broke_that_is_checked_at_the_commit_is_a_failure_of_it(db, 
     assert "violates foreign key constraint" in failure(connection, "rooms.1")
 
 
-def test_what_a_step_sets_right_before_its_end_is_no_failure(db, connection):
+def test_a_deferred_constraint_that_a_step_satisfies_in_the_end_is_no_failure(db, connection):
     connection.execute(
         "create table parent (id int primary key); "
         "create table child (id int references parent deferrable initially deferred)"
@@ -106,7 +106,7 @@ def test_an_answer_that_cannot_be_kept_is_a_failure_of_its_step(db, connection):
         assert re.search(BAD_ANSWERS[answer], failure(connection, f"rooms.{number}")), answer
 
 
-def test_whatever_the_words_of_an_error_it_is_a_failure_of_its_step(db, connection):
+def test_an_error_with_any_text_is_a_failure_of_its_step(db, connection):
     def fail(work, kept):
         raise ValueError("bad byte \0 here")
 

@@ -170,7 +170,7 @@ def test_a_step_among_the_dead_letters_is_refused_and_the_saga_tells_why_it_is_s
     assert "is among the dead letters" in stuck
 
 
-def test_those_that_have_not_ended_come_first_and_then_the_latest(db, connection, saga):
+def test_sagas_that_have_not_ended_come_first_and_then_the_latest(db, connection, saga):
     run(db)
     second = start_saga(connection, TOUR, {})
     third = start_saga(connection, TOUR, {})
@@ -178,7 +178,7 @@ def test_those_that_have_not_ended_come_first_and_then_the_latest(db, connection
     assert latest(connection, "id", most=2) == [(third,), (second,)]
 
 
-def test_what_a_saga_was_started_with_is_told_while_a_message_of_it_is_kept(db, connection, saga):
+def test_the_data_of_a_saga_are_shown_while_a_message_of_it_is_kept(db, connection, saga):
     assert one(connection, "select mbus.saga_data(%s)", saga) == {"tour_id": "7"}
     assert one(connection, "select mbus.saga_data(%s)", saga + 1) is None
     run(db)
@@ -187,7 +187,7 @@ def test_what_a_saga_was_started_with_is_told_while_a_message_of_it_is_kept(db, 
     assert one(connection, "select mbus.saga_data(%s)", saga) is None
 
 
-def test_what_a_saga_was_started_with_is_left_out_where_it_is_long(connection):
+def test_long_data_of_a_saga_are_left_out(connection):
     long = start_saga(connection, TOUR, {"tour_id": "7" * 30_000})
     found = one(connection, "select mbus.saga_data(%s)", long)
     assert isinstance(found, str)
@@ -213,7 +213,7 @@ def test_many_that_have_ended_are_not_read(connection, saga):
     assert read <= 250
 
 
-def test_who_may_use_a_queue_of_a_saga_sees_it_and_who_consumes_its_data(owner, role, connect_to):
+def test_a_role_with_a_queue_of_a_saga_sees_the_saga_and_a_consumer_its_data(owner, role, connect_to):
     poster, consumer, stranger, maintainer = (
         role(name) for name in ("poster", "consumer", "stranger", "maintainer")
     )
@@ -272,7 +272,7 @@ def poster(owner, role, connect_to):
         owner.execute("select mbus.drop_queue(%s)", [queue])
 
 
-def test_who_may_see_few_sagas_sees_them_however_many_others_there_are(poster):
+def test_a_role_that_may_see_few_sagas_sees_them_among_many_others(poster):
     assert latest(poster, "id") == [(2,), (1,)]
 
 
@@ -287,7 +287,7 @@ def test_to_find_the_few_that_one_may_see_those_that_have_ended_are_not_read(pos
     assert read <= 1000
 
 
-def test_who_consumes_reads_what_a_saga_was_started_with_until_it_was_received(owner, role, connect_to):
+def test_a_consumer_sees_the_data_of_a_saga_until_it_has_received_its_message(owner, role, connect_to):
     owner.execute("select mbus.create_queue('bungs', 2, true), mbus.create_queue('ends', 2, true)")
     saga = one(owner, "select mbus.start_saga(%s, 'n=>1')", SMALL)
     consumer = role("consumer")

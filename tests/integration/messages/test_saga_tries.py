@@ -73,7 +73,7 @@ def test_a_statement_that_fails_counts_as_any_failure(db, connection):
     assert "division by zero" in one(connection, "select reason from mbus.saga")
 
 
-def test_what_a_step_failed_on_is_kept_without_the_password_of_its_connection(db, connection):
+def test_the_error_of_a_step_is_kept_without_the_password_of_its_connection(db, connection):
     def tell(work, kept):
         raise ValueError(f"refused: {kept.info.password!r}")
 

@@ -96,7 +96,7 @@ def test_only_a_step_rolls_back(connection):
     assert state(connection)["state"] == "forward"
 
 
-def test_who_rolls_back_waits_for_the_bung(db, connection, connect):
+def test_a_rollback_waits_for_the_bung(db, connection, connect):
     start_saga(connection, TOUR, {})
     holder = connect(autocommit=False)
     bung = one(connection, "select iid from mbus.saga_message where kind = 'bung'")
@@ -128,7 +128,7 @@ def test_maintenance_forgets_sagas_if_told_how_old(db, connection):
     assert "sagas: forgot 1 that ended more than 0 s ago" in maintain(connection, saga_retention="0 s").done
 
 
-def test_who_maintains_the_queues_sees_the_sagas_and_forgets_them(db, connection, role, connect_to):
+def test_a_role_that_maintains_queues_sees_and_deletes_sagas(db, connection, role, connect_to):
     start_saga(connection, TOUR, {})
     run(db)
     start_saga(connection, TOUR, {})

@@ -63,7 +63,7 @@ def test_steps_that_wait_for_each_other_are_refused():
         ((Step("a", "bungs", "c"),), "nobody may consume from bungs"),
     ],
 )
-def test_what_is_no_saga_is_refused(steps, message):
+def test_an_invalid_saga_is_refused(steps, message):
     with pytest.raises(InvalidArgument, match=message):
         Saga("s", steps)
 
@@ -259,7 +259,7 @@ def test_another_answer_than_those_that_there_are_is_a_failure_and_keeps_nothing
     assert connection.execute("select count(*) from act").fetchone() == (0,)
 
 
-def test_what_is_in_hand_when_the_saga_is_rolled_back_is_not_kept(db, connection):
+def test_a_step_in_work_when_the_saga_is_rolled_back_commits_nothing(db, connection):
     start_saga(connection, TOUR, {})
     run(db, queue_names=["rooms"])
     answers: list[str] = []

@@ -69,7 +69,7 @@ PARTITIONS = (
 
 
 @pytest.mark.parametrize("partitions", ["", PARTITIONS], ids=["plain", "partitioned"])
-def test_what_is_safe_is_done_without_a_rewrite_and_without_a_scan(results, partitions):
+def test_safe_changes_of_columns_need_no_rewrite_and_no_scan(results, partitions):
     columns = "id bigint, code varchar(5), n numeric(6,2), word varchar(5) collate \"C\" not null default 'x'"
     results.execute(
         f"create table public.t ({columns}); create table copies.t ({columns}, primary key (id)) {partitions};"

@@ -42,7 +42,7 @@ def left(connection: Connection) -> int:
     return len(rows_of(connection, "select from pgchange.staged_tables()"))
 
 
-def test_what_an_application_staged_is_merged_and_nothing_of_it_is_left(connection: Connection) -> None:
+def test_results_that_an_application_staged_are_merged_and_removed(connection: Connection) -> None:
     staged_by_an_application(connection, (1, 10), (2, 20))
     assert [one.target for one in merge_kept(connection, BATCH)] == ["public.total"]
     assert (total(connection), left(connection)) == ([(1, 10), (2, 20)], 0)
@@ -67,7 +67,7 @@ def test_of_two_applications_on_one_attempt_the_last_that_finished_counts(connec
 
 
 @pytest.mark.parametrize("other", [{"attempt": 1}, {"id": "batch-2"}, {"attempt": 20}, {"version": 7}])
-def test_what_another_attempt_staged_is_not_merged(connection: Connection, other: dict[str, Any]) -> None:
+def test_results_of_another_attempt_are_not_merged(connection: Connection, other: dict[str, Any]) -> None:
     """The attempt has another version if its batch became a dead letter that was sent again under the same id."""
     staged_by_an_application(connection, (1, 10), batch=replace(BATCH, **other))
     with pytest.raises(
@@ -76,7 +76,7 @@ def test_what_another_attempt_staged_is_not_merged(connection: Connection, other
         merge_kept(connection, BATCH)
 
 
-def test_what_a_crash_has_emptied_is_not_taken_for_no_results(connection: Connection) -> None:
+def test_results_that_a_crash_emptied_are_not_taken_for_no_results(connection: Connection) -> None:
     """After a crash of the server, unlogged tables such as staging tables are empty."""
     staged_by_an_application(connection, (1, 10))
     for (table,) in rows_of(connection, "select name from pgchange.staged_tables()"):

@@ -192,7 +192,7 @@ def test_a_staging_table_that_is_gone_refuses_the_merge(results):
 
 
 @pytest.mark.parametrize("other", [{"attempt": 3}, {"id": "batch-2"}])
-def test_what_another_attempt_or_batch_staged_is_never_merged(results, other):
+def test_results_of_another_attempt_or_batch_are_never_merged(results, other):
     results.execute("create table public.log (line text)")
     staged = stage(results, "public.log", [], "append", {"line": "text"}, [("a",)])
     with pytest.raises(MergeRefused, match="it is not merged"):

@@ -86,7 +86,7 @@ def batch(connection, kind, values):
 
 
 @pytest.mark.parametrize(("column", "staged"), ROUNDED)
-def test_what_its_column_would_round_is_not_added(summed, column, staged):
+def test_a_value_that_its_column_would_round_is_not_added(summed, column, staged):
     connection = summed(column)
     with pytest.raises(
         MergeRefused, match='public.summed: "n" comes as .*(in your code|in Spark|alter table)'
@@ -151,7 +151,7 @@ CUT = [("name", "x" * 64), ('"char"', "ab"), ("name[]", ["x" * 64])]
 
 @pytest.mark.parametrize("mode", ["add", "replace", "append"])
 @pytest.mark.parametrize(("column", "value"), CUT)
-def test_what_a_type_of_the_catalogue_would_cut_is_refused(results, mode, column, value):
+def test_a_value_that_its_columns_type_would_cut_is_refused(results, mode, column, value):
     results.execute(f"create table public.keyed (k {column} unique, n int)")
     kinds = {"k": "text[]" if isinstance(value, list) else "text", "n": "integer"}
     cut = stage(results, "public.keyed", [] if mode == "append" else ["k"], mode, kinds, [(value, 1)])
@@ -189,7 +189,7 @@ BEYOND = [
 
 
 @pytest.mark.parametrize(("column", "staged", "values", "shown", "modes"), BEYOND)
-def test_what_is_beyond_the_range_of_a_column_is_named_with_its_row(
+def test_a_value_beyond_the_range_of_a_column_is_named_with_its_row(
     results, column, staged, values, shown, modes
 ):
     results.execute(f"create table public.small (k int primary key, m numeric, n {column})")

@@ -38,7 +38,7 @@ def refusing(connection, body):
     return stage(connection, "public.guarded", ["id"], "replace", {"id": "bigint"}, [(1,)])
 
 
-def test_what_a_trigger_of_the_target_raises_names_the_target(results):
+def test_an_error_of_a_trigger_of_the_target_names_the_target(results):
     staged = refusing(results, "raise exception 'closed for the year'")
     with pytest.raises(MergeRefused, match=r"public\.guarded: closed for the year"):
         merge(results, BATCH, [staged])

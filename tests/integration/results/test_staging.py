@@ -22,7 +22,7 @@ def stage(db, attempt=2):
         return create(connection, replace(BATCH, attempt=attempt), "public.target", [("n", "bigint")])
 
 
-def test_what_a_dead_attempt_staged_is_found_and_dropped(db, connect_to):
+def test_staging_tables_of_a_dead_attempt_are_found_and_dropped(db, connect_to):
     connection = connect_to(db)
     name = stage(db)
     assert connection.execute(LEFTOVERS).fetchall() == [(name, "batch-1", 2, "public.target", False)]
@@ -30,7 +30,7 @@ def test_what_a_dead_attempt_staged_is_found_and_dropped(db, connect_to):
     assert connection.execute(LEFTOVERS).fetchall() == []
 
 
-def test_what_a_living_attempt_staged_is_never_dropped(db, connect_to):
+def test_staging_tables_of_a_living_attempt_are_never_dropped(db, connect_to):
     consumer, connection = connect_to(db, autocommit=False), connect_to(db)
     consumer.execute("select pg_advisory_xact_lock(42)")
     name = stage(db)

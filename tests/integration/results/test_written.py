@@ -56,7 +56,7 @@ def test_a_table_is_told_that_a_statement_wrote(
         assert set(written(database)) == {("public", table) for table in tables}
 
 
-def test_what_was_undone_is_not_told(database: psycopg.Connection[Any]) -> None:
+def test_a_table_whose_write_was_rolled_back_is_not_reported(database: psycopg.Connection[Any]) -> None:
     with database.transaction():
         with database.transaction(force_rollback=True):
             database.execute("insert into plain values (3)")

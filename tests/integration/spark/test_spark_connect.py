@@ -46,7 +46,7 @@ def total(connection):
     return connection.execute("select n from total").fetchone()
 
 
-def test_what_a_server_keeps_for_its_own_time_is_in_its_folder(connect_server, operator):
+def test_temporary_files_of_a_server_are_in_its_folder(connect_server, operator):
     told = """
 from airflow_pgchange.spark.entry_point import batch_job
 with batch_job() as job:
@@ -245,7 +245,7 @@ def test_a_token_that_the_server_refuses_is_said_before_a_claim(connect_server, 
 
 
 @pytest.mark.parametrize("given", [{"jars": "a.jar"}, {"executor_memory": "2g"}, {"properties_file": "p"}])
-def test_what_only_a_driver_could_use_is_refused_by_name(ledger, tmp_path, monkeypatch, given):
+def test_an_argument_that_only_a_driver_can_use_is_refused_by_name(ledger, tmp_path, monkeypatch, given):
     monkeypatch.setenv(
         "AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark_connect", "host": "sc://h"})
     )

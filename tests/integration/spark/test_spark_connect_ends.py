@@ -204,7 +204,7 @@ def look_at_command_lines(seen, ended):
         old = old or found
 
 
-def test_what_forks_applications_ends_with_the_process_that_it_is_kept_for(connect_server, tmp_path):
+def test_the_fork_server_ends_with_the_process_that_uses_it(connect_server, tmp_path):
     """Takes seconds: a new process imports Spark's client."""
     application = tmp_path / "application.py"
     application.write_text("import os; print(os.getsid(0))")

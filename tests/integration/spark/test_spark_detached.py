@@ -69,7 +69,7 @@ def test_an_application_anywhere_processes_a_batch_by_its_handle_and_an_ack_merg
     assert seats(connection) == [(100, 5050)]
 
 
-def test_what_a_late_application_staged_is_not_merged(
+def test_results_of_a_late_application_are_not_merged(
     feed: CommitFeed, connection: Connection, db: str
 ) -> None:
     """Takes seconds if this test starts the worker's Spark session."""

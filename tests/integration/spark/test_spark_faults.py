@@ -90,7 +90,7 @@ def test_a_task_that_failed_after_it_had_staged_leaves_no_doubled_rows(db, plane
     assert connection.execute("select count(*), count(distinct tail) from log").fetchone() == (100, 100)
 
 
-def test_what_a_rolled_back_attempt_staged_is_not_seen_by_the_next(db, planes, path):
+def test_results_of_a_rolled_back_attempt_are_not_seen_by_the_next(db, planes, path):
     """Takes seconds if this test starts the worker's Spark session."""
     connection, feed = planes
     connection.execute(COUNTS)

@@ -113,7 +113,7 @@ def test_only_rows_that_changes_name_come_once_for_each_change(db, spread, feed,
         assert job.routed("public.account", "id", RULE, columns=["cents"]).columns == ["id", "cents"]
 
 
-def test_what_an_instance_keeps_of_buckets_that_it_has_lost_is_not_read(db, spread, feed, path):
+def test_rows_of_buckets_that_an_instance_has_lost_are_not_read(db, spread, feed, path):
     with psycopg.connect(spread.primaries["r2"].conninfo(), autocommit=True) as connection:
         connection.execute("insert into account values (1, 0)")
     with batch_of(feed, db, cluster=spread.reached) as job:

@@ -300,7 +300,7 @@ FOLLOWER = "from airflow_pgchange.spark.parent_process import follow_parent; fol
 WATCHER = "from airflow_pgchange.spark import parent; parent._LIBC = None; parent.follow_parent(); " + SLEEPER
 
 
-def test_who_follows_its_parent_ends_once_its_own_work_is_done():
+def test_a_process_that_follows_its_parent_ends_once_its_work_is_done():
     follow = "from airflow_pgchange.spark.parent_process import follow_parent; follow_parent()"
     assert subprocess.run([sys.executable, "-c", follow], timeout=60, check=False).returncode == 0
 

@@ -137,7 +137,7 @@ def test_payloads_and_messages_are_columns(spark: SparkSession) -> None:
     run_spark_once(messages, [{"data": {"a": "1", "b": None}}], feed=QueueFeed("q"), spark=spark)
 
 
-def test_what_the_operator_would_refuse_is_refused(spark: SparkSession) -> None:
+def test_a_call_that_the_operator_would_refuse_is_refused(spark: SparkSession) -> None:
     def no_key(job: Job) -> None:
         job.merge(job.changes().select("id"), into="t", key="account", mode="add")
 

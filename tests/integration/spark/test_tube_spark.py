@@ -183,7 +183,7 @@ def test_tables_of_one_shard_may_have_ids_of_two_sizes(db, two_keys, path):
     assert same(two_keys, "select * from small", "select * from copies.small")
 
 
-def test_what_a_copy_generates_itself_is_left_to_it(db, connect, path):
+def test_generated_columns_of_a_copy_are_left_to_it(db, connect, path):
     connection = connect()
     connection.execute(
         "create table part (id bigint generated always as identity primary key, n int, "

@@ -57,7 +57,7 @@ def secured(tmp_path_factory):
         {"sslmode": "require", "channel_binding": "disable"},
     ],
 )
-def test_who_knows_the_password_may_connect_with_tls_and_without(db, catalogue, secured, options):
+def test_a_client_with_the_password_connects_with_tls_and_without(db, catalogue, secured, options):
     with (
         relay_process(db, **secured) as relay,
         TopologyClient(relay.conninfo(password="secret", **options)) as client,
@@ -106,7 +106,7 @@ def encrypted(db, secured):
             yield found
 
 
-def test_who_says_much_at_once_over_tls_is_understood(db, catalogue, secured):
+def test_many_messages_at_once_over_tls_are_understood(db, catalogue, secured):
     with encrypted(db, secured) as tls:
         told = b""
         while not told.endswith(READY):
@@ -213,7 +213,7 @@ def test_salts_of_two_relays_do_not_tell_which_users_there_are(db, catalogue, ro
             assert salt(one, user) == salt(other, user)
 
 
-def test_who_follows_in_vain_is_told_why_and_once(db, catalogue, secured, caplog):
+def test_follow_with_a_wrong_password_raises_one_error_with_the_reason(db, catalogue, secured, caplog):
     with relay_process(db, **secured, limits={"wrong_password_delay": 0}) as relay:
         client = TopologyClient(relay.conninfo(password="wrong"))
         thread = threading.Thread(target=client.follow)
@@ -295,7 +295,7 @@ def test_asyncpg_signs_in_over_tls(db, catalogue, secured):
         assert asyncio.run(ask(relay.port)) == 1
 
 
-def test_who_asks_for_tls_and_then_says_nothing_takes_nobodys_place(db, catalogue, secured):
+def test_a_client_that_is_silent_after_its_request_for_tls_takes_no_place(db, catalogue, secured):
     with relay_process(db, **secured, limits={"max_clients": 1, "startup_timeout": 2}) as relay:
         with socket.create_connection(("127.0.0.1", relay.port), 30) as silent:
             silent.sendall(struct.pack("!II", 8, 80877103))

@@ -185,7 +185,7 @@ def test_a_state_that_is_there_already_is_told_to_nobody_and_expelled_is_for_eve
 
 
 @pytest.mark.parametrize(("first", "last"), [(None, 5), (5, None), (-1, 5), (5, 4), (0, 9223372036854775807)])
-def test_what_is_no_range_of_buckets_is_refused(unchanged, first, last):
+def test_an_invalid_range_of_buckets_is_refused(unchanged, first, last):
     with pytest.raises(errors.Error, match="there are no buckets from"):
         unchanged.execute("select topology.check_range(%s, %s)", [first, last])
 
@@ -306,7 +306,7 @@ def test_a_change_that_is_rolled_back_is_no_event(catalogue):
         ("update topology._pico_instance set name = 'other' where name = 'r1-i2'", "cannot be changed"),
     ],
 )
-def test_what_would_break_the_catalogue_is_refused(unchanged, query, reason):
+def test_an_invalid_change_of_the_catalogue_is_refused(unchanged, query, reason):
     before = last(unchanged)
     with pytest.raises(errors.Error, match=reason) as caught:
         unchanged.execute(query)
@@ -377,7 +377,7 @@ def test_the_error_about_trimmed_events_names_the_last_of_the_latest_term(catalo
         catalogue.execute("select * from topology.events(1, 1)")
 
 
-def test_what_clients_heard_of_survives_a_crash_though_its_writer_did_not_wait_for_the_disk(own_database):
+def test_events_that_clients_have_received_survive_a_crash_despite_asynchronous_commits(own_database):
     with psycopg.connect(own_database, autocommit=True) as connection:
         connection.execute("select topology.add_replicaset('r1'); create table witness ()")
         (writer,) = connection.execute(

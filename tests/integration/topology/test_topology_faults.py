@@ -74,7 +74,7 @@ def many_buckets(connection):
         random.Random(1).randbytes(2000).replace(b"\0", b"\1"),
     ],
 )
-def test_what_is_malformed_is_refused_logged_once_and_troubles_nobody_else(db, catalogue, data):
+def test_malformed_bytes_are_refused_logged_once_and_harm_no_other_client(db, catalogue, data):
     with relay_process(db) as relay, TopologyClient(relay.conninfo()) as other:
         with raw(relay) as sock:
             sock.sendall(data)
@@ -98,13 +98,13 @@ def test_a_query_of_many_blanks_holds_up_nobody(db, catalogue):
 
 
 @pytest.mark.parametrize("said", [b"", PACKET[:9]])
-def test_who_does_not_say_who_it_is_is_let_go(db, catalogue, said):
+def test_a_client_that_does_not_sign_in_is_disconnected(db, catalogue, said):
     with relay_process(db, limits={"startup_timeout": 0.2}) as relay, raw(relay) as sock:
         sock.sendall(said)
         assert b"too slow to say who it is" in everything(sock)
 
 
-def test_who_takes_changes_slowly_holds_up_nobody_and_hears_them_all(db, catalogue):
+def test_a_slow_client_delays_no_other_and_gets_all_changes(db, catalogue):
     with (
         relay_process(db, limits={"backlog_bytes": 100_000}) as relay,
         TopologyClient(relay.conninfo()) as quick,
@@ -134,7 +134,7 @@ def test_who_takes_changes_slowly_holds_up_nobody_and_hears_them_all(db, catalog
         assert starts == list(range(2, 12_001, 2))
 
 
-def test_who_takes_nothing_of_its_snapshot_is_dropped(db, catalogue):
+def test_a_client_that_does_not_read_its_snapshot_is_disconnected(db, catalogue):
     many_buckets(catalogue)
     with relay_process(db, limits={"stalled_timeout": 0.3}) as relay, raw(relay, takes=4096) as slow:
         slow.sendall(PACKET)

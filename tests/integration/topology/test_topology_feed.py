@@ -99,7 +99,7 @@ def test_the_lag_counts_what_is_behind(db, catalogue):
 
 
 @pytest.mark.parametrize("upto", [-1, None])
-def test_what_is_behind_is_counted_up_to_a_number(catalogue, upto):
+def test_unread_events_are_counted_up_to_a_number(catalogue, upto):
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="upto must not be negative"):
         catalogue.execute("select topology.lag('{}', %s)", [upto])
 

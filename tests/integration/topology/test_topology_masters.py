@@ -47,7 +47,7 @@ def test_a_master_that_comes_after_its_replicaset_is_told_then(connect):
     assert made[1]["current_master_uuid"] == "ui"
 
 
-def test_who_is_to_be_the_master_is_no_event(catalogue):
+def test_choosing_the_next_master_is_no_event(catalogue):
     catalogue.execute("select topology.set_state('r1-i1', 'Offline')")
     assert told(catalogue, "select topology.choose_master('r1', 'r1-i2')") == []
     assert catalogue.execute(CHOSEN).fetchone() == ("r1-i2",)
@@ -95,7 +95,7 @@ def test_who_was_the_master_counts_as_chosen_no_more_when_plain_sql_records_anot
     catalogue.execute("select topology.set_state('r1-i2', 'Online')")
 
 
-def test_who_plain_sql_says_is_to_be_the_master_is_chosen(catalogue):
+def test_an_instance_that_plain_sql_sets_as_the_next_master_is_chosen(catalogue):
     catalogue.execute(
         "update topology._pico_replicaset set current_master_name = 'r1-i2', target_master_name = '' "
         "where name = 'r1'"

@@ -157,7 +157,7 @@ NO_OPS = [
 
 
 @pytest.mark.parametrize("cursor", [psycopg.ClientCursor, psycopg.RawCursor], ids=["simple", "extended"])
-def test_what_does_nothing_is_answered_as_postgresql_answers_it(relay, catalogue, cursor):
+def test_statements_without_effect_are_answered_as_postgresql_does(relay, catalogue, cursor):
     with psycopg.connect(relay.conninfo(options="smart_connector=0.1"), autocommit=True) as connection:
         asked, server = cursor(connection), cursor(catalogue)
         for statement in NO_OPS:
@@ -253,7 +253,7 @@ def test_who_came_while_ranges_were_on_their_way_is_refreshed_when_they_have_arr
         assert client.topology.owner("default", 5) == "uuid-r1"
 
 
-def test_who_has_heard_of_all_that_its_snapshot_lacked_is_left_alone(relay, catalogue):
+def test_a_client_that_has_received_all_that_its_snapshot_lacked_is_not_refreshed(relay, catalogue):
     catalogue.execute("select topology.move_buckets('default', 0, 9, 'copying', 'r2')")
     with TopologyClient(relay.conninfo()) as told, TopologyClient(relay.conninfo()) as other:
         catalogue.execute("select topology.move_buckets('default', 20, 29, 'copying', 'r2')")

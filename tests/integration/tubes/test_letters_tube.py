@@ -62,7 +62,7 @@ def test_ids_come_again_under_their_shard_with_their_kind_and_payload(item):
     assert dead_letters.letters(item) == []
 
 
-def test_what_is_sent_again_is_worked_once(item):
+def test_ids_that_are_sent_again_are_worked_once(item):
     item.execute("insert into item values (1), (2)")
     dead_letters.redrive(item, ids=[give_up(item)])
     assert sorted(drain(item)) == [1, 2]

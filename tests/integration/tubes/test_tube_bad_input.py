@@ -152,7 +152,7 @@ def test_a_tube_that_does_not_exist_is_named(asked, call):
         ("select tube.backfill_begin('q', 'plain', 'id')", "not attached"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_reason(asked, call, says):
+def test_an_invalid_call_of_a_tube_is_refused_with_the_reason(asked, call, says):
     told = refused(asked, call)
     assert told.sqlstate == REFUSED
     assert says in told.diag.message_primary
@@ -278,7 +278,7 @@ def test_a_tube_whose_pods_were_dropped_says_so_and_can_be_removed(item):
     assert one(item, "select count(*) from tube.fault") == 0
 
 
-def test_whoever_names_no_tube_is_told_what_its_name_is_for(item):
+def test_a_call_without_a_tube_is_refused_with_what_the_name_is_for(item):
     with pytest.raises(psycopg.Error, match="a tube needs a name") as told:
         make(item, "")
     assert told.value.diag.message_hint == "its pods are in a table of that name"

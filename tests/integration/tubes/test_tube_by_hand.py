@@ -102,7 +102,7 @@ def test_by_hand_a_worker_cannot_delete_anothers_pods(q):
     assert one(q, "select tube.tube_pods_delete('q', 2, 1, '{1}')") == 1
 
 
-def test_what_was_deleted_by_hand_and_rolled_back_comes_again(q, connect):
+def test_pods_whose_deletion_by_hand_is_rolled_back_come_again(q, connect):
     touch(q, 1)
     worker = connect(autocommit=False)
     query = one(worker, "select tube.tube_pods_sql('q', 1, 0)")
@@ -165,7 +165,7 @@ def test_by_hand_who_may_not_mend_a_restored_tube_is_refused(q, role):
 
 
 @pytest.mark.parametrize("workers", [1, 4, 64])
-def test_what_a_worker_reads_by_hand_is_never_sorted(connect, workers):
+def test_pods_that_a_worker_reads_by_hand_are_never_sorted(connect, workers):
     """Neither the cost of a page nor an analyze of the pods changes the plan."""
     connection = connect()
     make(connection, workers=workers)

@@ -45,7 +45,7 @@ def test_a_changed_id_is_touched_before_and_after(item):
     assert pods(item)[-1] == ("U", 0, [1, 7])
 
 
-def test_what_was_rolled_back_is_not_touched(item):
+def test_a_write_that_is_rolled_back_touches_nothing(item):
     with item.transaction():
         item.execute("insert into item values (1)")
         item.execute("savepoint s")
@@ -133,7 +133,7 @@ def test_a_backfill_s_session_touches_with_low_priority(item):
     assert [op for op, _, _ in pods(item)] == ["B", "B"]
 
 
-def test_what_is_written_in_whatever_way_is_touched(item):
+def test_every_way_of_writing_touches_its_rows(item):
     item.execute("insert into item values (1), (2) on conflict do nothing")
     item.execute("insert into item values (2), (3) on conflict (id) do update set kind = 'b'")
     item.execute("with w as (insert into item values (4) returning id) insert into item select id + 1 from w")

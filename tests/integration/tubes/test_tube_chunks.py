@@ -238,7 +238,7 @@ def test_a_table_does_not_change_its_shard_while_a_backfill_touches_it(item, con
     assert one(item, "select upto from tube.moved") > one(item, "select max(seq) from q where shard = 0")
 
 
-def test_what_cannot_be_done_in_a_state_is_told_with_what_can(item):
+def test_an_action_that_a_backfills_state_forbids_is_refused_with_the_possible_ones(item):
     number = begin(item)
     item.execute("select tube.backfill_cancel(%s)", [number])
     with pytest.raises(psycopg.Error, match=f"backfill {number} is cancelled") as told:

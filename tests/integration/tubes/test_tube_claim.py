@@ -195,7 +195,7 @@ OTHER_SEEDS = pytest.mark.release("other chances of what one seed shows in every
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=OTHER_SEEDS) for seed in range(1, 5))])
-def test_whatever_the_order_of_commits_every_pod_comes_once(connect, seed):
+def test_every_pod_comes_once_in_any_order_of_commits(connect, seed):
     chance = random.Random(seed)
     q = connect()
     make(q, workers=2)

@@ -59,7 +59,7 @@ def test_a_row_that_moves_to_another_partition_is_touched(connect, predicate):
 
 
 @pytest.mark.parametrize("predicate", [None, "kind = 'b'"])
-def test_what_a_merge_updates_is_touched_where_it_inserts_into_partitions_too(connect, predicate):
+def test_updates_of_a_merge_that_also_inserts_into_partitions_are_touched(connect, predicate):
     """In an upsert PostgreSQL passes triggers the row that was inserted last, instead of each row that is updated after
     it."""
     connection = connect()

@@ -165,7 +165,7 @@ def test_after_a_backfill_what_the_source_lost_unseen_is_gone_downstream_and_of_
     assert 101 not in settle(mirror)
 
 
-def test_what_is_written_before_its_turn_is_not_given_up(item, mirror):
+def test_rows_that_are_written_before_the_control_pods_turn_are_not_given_up(item, mirror):
     item.execute("insert into item values (1), (2)")
     settle(mirror)
     backfill(item)

@@ -290,7 +290,7 @@ def test_a_table_with_a_shard_of_its_own_cannot_share_a_copy_unseen(shards, repl
         replay()
 
 
-def test_what_is_touched_in_a_shard_of_no_table_is_told(shards, settle, caplog):
+def test_ids_touched_in_a_shard_without_a_table_are_reported(shards, settle, caplog):
     shards.execute("select copies_touch(7, '{1}', 'T')")
     settle()
     assert [record.getMessage() for record in caplog.records if "shard 7" in record.getMessage()] == [

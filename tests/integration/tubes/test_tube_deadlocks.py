@@ -60,7 +60,7 @@ def test_a_backfill_that_was_ended_for_a_deadlock_goes_on(item, connect, db):
     assert touched(item) == list(range(1, 1001))
 
 
-def test_who_meets_deadlocks_lets_the_others_go_first_and_gives_up_in_the_end(monkeypatch):
+def test_a_backfill_in_deadlocks_lets_other_sessions_go_first_and_gives_up_in_the_end(monkeypatch):
     tries, rests = [], []
     monkeypatch.setattr(time, "sleep", rests.append)
 

@@ -161,7 +161,7 @@ def test_a_worker_that_is_at_work_is_busy_for_others_and_its_neighbours_are_not(
             assert not third.busy
 
 
-def test_who_found_a_worker_busy_keeps_nobody_from_changing_their_number(db, item):
+def test_a_session_that_found_a_worker_busy_does_not_block_a_change_of_their_number(db, item):
     with ConsumerTransaction(FEED, db), ConsumerTransaction(FEED, db) as second:
         assert second.busy
         assert [lock.kind for lock in locks(item)].count("advisory") == 2

@@ -175,7 +175,7 @@ def test_a_dead_letter_is_sent_again_and_a_key_erased_from_it(keyed, shape, db):
     assert touched(connection, tube) == [shape.id.format(1)]
 
 
-def test_what_a_copy_no_longer_holds_is_touched_after_a_truncate(keyed, shape, db):
+def test_ids_that_a_copy_holds_are_touched_after_a_truncate(keyed, shape, db):
     connection, tube = keyed
     connection.execute(f"create schema copies; create table copies.item (like own_{tube}.item including all)")
     connection.execute(f"insert into copies.item values {shape.values(1, 2)}; truncate item")

@@ -71,7 +71,7 @@ def test_another_workers_pods_are_no_lag(connect):
     assert [lag(connection, worker, 2)["ready"] for worker in (0, 1)] == [0, 1]
 
 
-def test_what_is_done_is_no_lag_any_more(q):
+def test_processed_pods_are_no_lag(q):
     touch(q, 1)
     take(q)
     touch(q, 2)
@@ -174,7 +174,7 @@ def test_nothing_steps_over_the_backlog_or_over_another_workers(connect):
     assert scanned(connection, "select * from tube.tube_stats()") < 6000
 
 
-def test_what_an_old_snapshot_keeps_of_deleted_pods_is_not_stepped_over(connect):
+def test_dead_rows_of_pods_that_an_old_snapshot_keeps_are_not_read(connect):
     connection = connect()
     make(connection)
     old = connect(autocommit=False)
@@ -303,7 +303,7 @@ def test_of_all_tubes_pods_do_not_wait_for_control_pods_that_fail(failing):
     assert all_tubes(failing).ready > 0
 
 
-def test_who_may_only_touch_a_tube_sees_that_its_control_pods_fail(failing, role, connect_to):
+def test_a_role_that_may_only_touch_a_tube_sees_that_its_control_pods_fail(failing, role, connect_to):
     toucher = role("toucher")
     failing.execute(f"select tube.grant_consumer('{toucher.name}'); grant insert on q to {toucher.name}")
     told = (

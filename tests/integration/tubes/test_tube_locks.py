@@ -97,7 +97,7 @@ def test_a_touch_by_hand_goes_on_while_a_table_waits_to_change_its_shard(item, c
     assert moving.errors == []
 
 
-def test_who_attaches_and_changes_the_predicate_and_mends_at_once_do_not_hinder_each_other(item, connect):
+def test_attaching_changing_the_predicate_and_repairing_run_at_once(item, connect):
     sessions = [
         Doing(connect(), *["select tube.tube_table_ensure_attached('q', 'item', 0)"] * 15) for _ in range(2)
     ]
@@ -243,7 +243,7 @@ def test_an_autovacuum_makes_way(own_database, connect_to, deed, seen):
         make(connection, workers=2)
 
 
-def test_who_is_in_the_way_is_named(item, connect):
+def test_a_session_that_holds_a_needed_lock_is_named(item, connect):
     writer = connect(autocommit=False)
     writer.execute("insert into q (shard, ids) values (0, '{1}')")
     shorten_locks(item)

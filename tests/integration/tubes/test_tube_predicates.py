@@ -164,7 +164,7 @@ def test_ids_are_judged_with_the_rights_of_the_tables_owner_too(owner, admin):
     assert sorted(one(admin, query)) == [1, 2]
 
 
-def test_who_may_not_apply_the_predicate_is_told_who_lets_him(owner, admin, role, connect_to):
+def test_an_error_about_a_predicate_names_the_role_that_may_allow_it(owner, admin, role, connect_to):
     worker = role("worker")
     admin.execute("select tube.grant_consumer(%s::regrole)", [worker.name])
     admin.execute(
@@ -180,7 +180,7 @@ def test_who_may_not_apply_the_predicate_is_told_who_lets_him(owner, admin, role
     assert touched(admin, "mine") == [1, 2]
 
 
-def test_who_attaches_cannot_take_the_functions_of_anothers_table(owner, admin):
+def test_attaching_cannot_take_the_functions_of_another_owners_table(owner, admin):
     admin.execute("create table item_of_admin (id bigint primary key)")
     attach(admin, "item_of_admin", "mine")
     theirs = "select token from tube.attachment where tbl = 'item_of_admin'::regclass"

@@ -183,7 +183,7 @@ def test_rows_that_appear_because_others_are_truncated_are_in_the_report(db, ord
     assert shown(orders, "select order_id from total order by 1") == [(1,), (2,), (3,)]
 
 
-def test_what_a_truncate_leaves_as_it_is_is_not_computed_again(db, orders):
+def test_report_rows_that_a_truncate_does_not_affect_are_not_computed_again(db, orders):
     orders.execute("truncate order_line; insert into order_line values (23, 2, 6)")
     assert compute(db)
     assert [one.touched for one in collect(db)] == [1]

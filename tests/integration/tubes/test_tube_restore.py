@@ -247,7 +247,7 @@ def load_over_triggers(connection, dumped):
     return there
 
 
-def test_what_was_loaded_over_triggers_is_replayed_each_and_so_is_what_comes_later(connection, dumped):
+def test_rows_loaded_over_triggers_and_later_rows_are_all_replayed(connection, dumped):
     there = load_over_triggers(connection, dumped)
     there.execute("select setval('tube.seq', 1)")
     there.execute("select tube.rebase_after_restore('q')")

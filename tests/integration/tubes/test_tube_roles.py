@@ -136,7 +136,7 @@ DEEDS = {
 
 
 @pytest.mark.parametrize("keeper", [False, True])
-def test_who_owns_neither_table_nor_tube_is_told_who_may(session, keeper):
+def test_an_error_for_a_role_that_owns_neither_table_nor_tube_names_the_owner(session, keeper):
     connection = session("select", "insert", "delete", keeper=keeper)
     for call, deed in DEEDS.items():
         with pytest.raises(DENIED, match=f"only the owner of {deed}") as told:
@@ -216,7 +216,7 @@ def test_a_write_goes_on_where_a_right_on_one_column_of_the_pods_was_taken_away(
     assert [line.endswith("not captured: tube q cannot be written") for line in said] == [True]
 
 
-def test_who_puts_pods_cannot_say_when_they_count(session, admin):
+def test_a_role_that_inserts_pods_cannot_choose_their_seq_or_txid(session, admin):
     connection = session("insert (op, shard, ids, payload, ts)")
     assert connection.execute("select distinct tube from tube.tube_list()").fetchall() == [("q",)]
     for column, value in [("seq", "9000000000000000000"), ("txid", "999999999999")]:

@@ -129,7 +129,7 @@ def test_a_paused_one_keeps_nobody_waiting_and_goes_on_when_it_is_resumed(db, it
     assert controls(item) == []
 
 
-def test_one_that_is_paused_at_work_goes_on_when_it_is_resumed(db, item):
+def test_a_backfill_paused_at_work_goes_on_when_it_is_resumed(db, item):
     item.execute(SCHEDULE)
     number = begin(item)
     seen = []
@@ -181,7 +181,7 @@ def test_a_cancelled_one_is_not_begun_again(db, item):
 
 
 @pytest.mark.parametrize("paused", [True, False])
-def test_one_that_is_cancelled_while_nobody_carries_it_out_is_not_begun_again(db, item, paused):
+def test_a_backfill_cancelled_while_nobody_carries_it_out_is_not_begun_again(db, item, paused):
     item.execute(SCHEDULE)
     number = begin(item, chunk_size=100)
     work_off(FEED, db, nothing, backfill_timeout=0)
@@ -195,7 +195,7 @@ def test_one_that_is_cancelled_while_nobody_carries_it_out_is_not_begun_again(db
     assert f"backfill {number} was cancelled" in faults(item)[0][1]
 
 
-def test_one_that_is_asked_for_behind_a_cancelled_one_is_carried_out(db, item):
+def test_a_backfill_scheduled_after_a_cancelled_one_is_carried_out(db, item):
     item.execute("select tube.backfill_cancel(%s)", [begin(item)])
     item.execute(SCHEDULE)
     settle(item, db)
@@ -203,7 +203,7 @@ def test_one_that_is_asked_for_behind_a_cancelled_one_is_carried_out(db, item):
     assert states == [("cancelled",), ("done",)]
 
 
-def test_one_that_another_process_worked_off_meanwhile_is_no_failure(db, item, monkeypatch):
+def test_a_scheduled_backfill_that_another_process_has_done_is_no_failure(db, item, monkeypatch):
     item.execute(SCHEDULE)
     due, behind = control_pods._due, []
 
@@ -221,7 +221,7 @@ def test_one_that_another_process_worked_off_meanwhile_is_no_failure(db, item, m
     assert one(item, "select count(*) from tube.backfills()") == 1
 
 
-def test_one_that_waits_for_a_writer_keeps_no_other_control_pod_waiting(db, item, connect, monkeypatch):
+def test_a_backfill_that_waits_for_a_writer_delays_no_other_control_pod(db, item, connect, monkeypatch):
     item.execute("create table other (id bigint primary key)")
     attach(item, "other")
     item.execute(SCHEDULE.replace("'day'", "'id'"))
@@ -269,7 +269,7 @@ def test_when_the_time_is_over_no_further_backfill_is_begun(db, item):
     assert one(item, "select count(*) from tube.backfill where state = 'done'") == 5
 
 
-def test_one_that_waits_for_a_writer_leaves_the_others_their_time(db, item, connect):
+def test_a_backfill_that_waits_for_a_writer_leaves_other_backfills_their_time(db, item, connect):
     item.execute("create table other (like item including all)")
     attach(item, "other", shard=1)
     item.execute("select tube.tube_backfill_schedule('q', 'id', 0, 1)")

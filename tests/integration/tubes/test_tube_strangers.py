@@ -77,7 +77,7 @@ TYPES = {
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_what_was_written_for_a_type_runs_for_nobody_who_backfills(owner, admin, kind):
+def test_functions_of_a_users_type_do_not_run_for_a_backfill(owner, admin, kind):
     owner.execute(TYPES[kind])
     attach(owner, "own.mine", shard=5)
     use(admin, "day")
@@ -180,7 +180,7 @@ PLANNED = (
 )
 
 
-def test_what_indexes_call_runs_for_nobody_who_backfills_with_a_predicate(owner, admin):
+def test_functions_of_indexes_do_not_run_for_a_backfill_with_a_predicate(owner, admin):
     owner.execute(PLANNED)
     make(admin, predicate="id > 0")
     attach(owner, "own.mine", shard=5)
@@ -191,7 +191,7 @@ def test_what_indexes_call_runs_for_nobody_who_backfills_with_a_predicate(owner,
     assert not ran(admin)
 
 
-def test_what_indexes_call_does_not_run_for_who_only_begins_a_backfill(owner, admin):
+def test_functions_of_indexes_do_not_run_when_a_backfill_only_begins(owner, admin):
     owner.execute(PLANNED)
     attach(owner, "own.mine", shard=5)
     begin(admin, "own.mine", "id")
@@ -206,7 +206,7 @@ def test_what_indexes_call_does_not_run_for_who_only_begins_a_backfill(owner, ad
     ],
     ids=["backfill", "wanted"],
 )
-def test_what_indexes_call_runs_for_nobody_who_reads_the_table_without_a_predicate(owner, admin, asked):
+def test_functions_of_indexes_do_not_run_when_another_role_reads_the_table(owner, admin, asked):
     owner.execute(PLANNED)
     attach(owner, "own.mine", shard=5)
     with pytest.raises(

@@ -77,7 +77,7 @@ def test_a_backfill_whose_chunk_is_cancelled_was_stopped_only_where_somebody_ask
     assert isinstance(error, Stopped) == asked
 
 
-def test_who_pauses_a_backfill_in_its_last_chunk_is_told_that_it_is_done(item, connect):
+def test_pausing_a_backfill_in_its_last_chunk_reports_that_it_is_done(item, connect):
     number, worker = begin(item), connect(autocommit=False)
     while not chunk(worker, number)[3]:
         worker.commit()
@@ -146,13 +146,13 @@ def waiting(item, connect):
 
 
 @pytest.mark.parametrize(("call", "state"), [("pause", "paused"), ("cancel", "cancelled")])
-def test_who_pauses_a_backfill_that_waits_for_writers_does_not_wait(item, waiting, call, state):
+def test_pausing_a_backfill_that_waits_for_writers_does_not_wait(item, waiting, call, state):
     item.execute("set lock_timeout = '5s'")
     item.execute(f"select tube.backfill_{call}(%s)", [waiting])
     assert one(item, "select state from tube.backfill") == state
 
 
-def test_one_that_was_paused_while_it_waited_touches_nothing(item, connect):
+def test_a_backfill_paused_while_it_waits_touches_nothing(item, connect):
     writer = connect(autocommit=False)
     writer.execute("update item set kind = 'b' where id = 1")
     number = begin(item)

@@ -166,7 +166,7 @@ def owned(item, role, connect_to):
 
 
 @pytest.mark.parametrize("predicate", ["item.state = 'open'", "1 / (item.n - 1) > 0"])
-def test_who_sees_all_rows_does_not_take_those_for_gone_that_are_hidden_from_the_owner(
+def test_rows_hidden_from_the_owner_do_not_count_as_deleted_for_a_worker_that_sees_them(
     owned, item, predicate
 ):
     """The predicate is evaluated as the owner, from whom some rows are hidden."""

@@ -158,7 +158,7 @@ CHANGES = [
     ["truncate {}", "select tube.tube_backfill_schedule('q', 'id', 0, 0)"],
     ids=["truncate", "backfill"],
 )
-def test_what_became_of_a_table_holds_up_no_other(db, item, asks):
+def test_a_dropped_or_changed_table_delays_no_other_table(db, item, asks):
     others = {f"other_{number}": change for number, change in enumerate(CHANGES)}
     for other in others:
         item.execute(
@@ -215,7 +215,7 @@ def test_a_callable_that_exits_keeps_no_other_from_being_done(db, item):
     assert touched(item) == [7]
 
 
-def test_what_is_no_list_of_ids_is_told_and_touches_nothing(db, item):
+def test_a_result_that_is_no_list_of_ids_is_reported_and_touches_nothing(db, item):
     item.execute("truncate item")
     for given in ["12", b"12", 12, [2**63], [1.5], [True], [5, "x"], [[1]]]:
         named = given[-1] if isinstance(given, list) else given
@@ -234,7 +234,7 @@ def test_ids_may_be_given_as_any_iterable_of_numbers(db, item, given):
     assert touched(item) == [-(2**63), 5]
 
 
-def test_what_a_failing_control_pod_touched_is_not_kept(db, item, monkeypatch):
+def test_touches_of_a_failing_control_pod_are_rolled_back(db, item, monkeypatch):
     monkeypatch.setattr("airflow_pgchange.tubes.control_pods.CHUNK", 1)
     item.execute("truncate item")
 
@@ -285,7 +285,7 @@ def test_a_callable_refuses_for_good_what_it_can_never_do(db, item):
     assert controls(item) == []
 
 
-def test_who_is_asked_to_stop_gives_nothing_up_and_has_failed_nothing(db, item):
+def test_a_worker_that_is_asked_to_stop_gives_up_and_fails_nothing(db, item):
     item.execute("truncate item")
     asked = []
 

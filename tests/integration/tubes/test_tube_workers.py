@@ -69,7 +69,7 @@ def test_the_number_of_workers_does_not_change_while_one_is_at_work(q, connect):
     make(q, workers=2)
 
 
-def test_one_worker_at_a_time(q, connect):
+def test_a_worker_runs_only_once_at_a_time(q, connect):
     first, second = connect(autocommit=False), connect(autocommit=False)
     assert one(first, "select tube.take_lock('q', 0)") is True
     assert one(q, "select tube.locked('q', 0)") is True
@@ -168,7 +168,7 @@ def test_tables_that_swap_their_shards_do_not_wait_for_each_other_for_ever(conne
 @pytest.mark.parametrize(
     ("workers", "shards"), [(1, (0, 1)), (2, (0, 1)), (2, (0, 1, 2)), (3, (0, 1, 2))], ids=str
 )
-def test_what_waits_does_not_grow_with_the_moves_of_a_table(connect, workers, shards):
+def test_waiting_pods_do_not_grow_with_the_moves_of_a_table(connect, workers, shards):
     connection = connect()
     connection.execute("create table item (id bigint primary key, n int default 0)")
     make(connection, workers=workers)
@@ -231,7 +231,7 @@ def test_a_table_that_comes_back_brings_what_was_touched_meanwhile_and_what_wait
     assert [shard for _, shard, _ in controls(connection)] == [0, 1]
 
 
-def test_who_may_not_delete_pods_moves_a_table_all_the_same(connect, role, connect_to):
+def test_a_role_that_may_not_delete_pods_can_move_a_table(connect, role, connect_to):
     connection = connect()
     make(connection)
     who = role("owner")
@@ -246,7 +246,7 @@ def test_who_may_not_delete_pods_moves_a_table_all_the_same(connect, role, conne
     assert [ids for _, _, ids in pods(connection)] == [[1]] * 8
 
 
-def test_what_somebody_deletes_by_hand_keeps_no_table_from_moving(connect):
+def test_pods_deleted_by_hand_do_not_prevent_the_move_of_a_table(connect):
     connection, by_hand = connect(), connect(autocommit=False)
     connection.execute("create table item (id bigint primary key)")
     make(connection)

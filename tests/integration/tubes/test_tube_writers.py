@@ -40,7 +40,7 @@ def owner(connect, role):
         "drop schema tube cascade",
     ],
 )
-def test_whatever_becomes_of_the_tubes_the_write_goes_through(connect, owner, accident):
+def test_a_write_succeeds_whatever_happens_to_the_tubes(connect, owner, accident):
     """The table is attached to a tube with a predicate, and to a tube without one."""
     connection = connect()
     make(connection, "judged", predicate=JUDGED)
@@ -119,7 +119,7 @@ def test_truncations_that_are_lost_are_told(connect, owner):
     assert "truncations are lost" in one(connection, "select lost from tube.attachments()")
 
 
-def test_who_has_read_the_pods_can_write_while_the_number_of_workers_changes(item, connect):
+def test_a_reader_of_pods_can_write_while_the_number_of_workers_changes(item, connect):
     writer = connect(autocommit=False)
     writer.execute("select from q")
     changing = threading.Thread(target=make, args=[connect()], kwargs={"workers": 2})
