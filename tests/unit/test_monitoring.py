@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from importlib.resources import files
@@ -10,15 +11,22 @@ from typing import Any
 
 import pytest
 import yaml
+from airflow.jobs import triggerer_job_runner
 
 from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.utils import metrics
+from tests.readme import blocks, in_code, table
 
 MONITORING = files("airflow_pgchange") / "monitoring"
 METRICS = Path(__file__).parents[2] / "docs/reference/metrics.md"
+GUIDE = "docs/how-to/monitoring.md"
 GAUGE, COUNTER, TIMER = "gauge", "counter", "timer"
 SUFFIXES = {GAUGE: ("",), COUNTER: ("", "_total"), TIMER: ("_sum", "_count")}
 """The suffixes that statsd_exporter and OpenTelemetry add to the name of a metric of each kind."""
+
+
+HISTOGRAM = ("_sum", "_count", "_bucket")
+"""The suffixes of a timer that a mapping of statsd_exporter makes a histogram."""
 
 
 class Kinds(dict[str, str]):
@@ -76,12 +84,17 @@ def named(text: str) -> set[str]:
     return set(re.findall(r"airflow_pgchange_\w+", text))
 
 
-def test_rules_and_dashboard_ask_for_metrics_that_are_reported_and_for_each_of_them(reported: Kinds) -> None:
-    known = {
+def names(reported: Kinds) -> dict[str, str]:
+    """The metric behind each name in Prometheus."""
+    return {
         f"airflow_{stat.replace('.', '_')}{suffix}": stat
         for stat, kind in reported.items()
         for suffix in SUFFIXES[kind]
     }
+
+
+def test_rules_and_dashboard_ask_for_metrics_that_are_reported_and_for_each_of_them(reported: Kinds) -> None:
+    known = names(reported)
     asked = set().union(*map(named, expressions()))
     assert asked - known.keys() == set()
     assert {known[name] for name in asked} == set(reported)
@@ -105,6 +118,24 @@ def test_the_page_of_metrics_lists_those_that_are_reported_with_their_kinds(repo
         if kind in SUFFIXES
     }
     assert listed == dict(reported)
+
+
+def test_the_guide_maps_metrics_that_are_reported_and_asks_for_them_and_for_airflows(reported: Kinds) -> None:
+    mappings, rules = (next(iter(yaml.safe_load(block).values())) for block in blocks("yaml", GUIDE))
+    known = set(names(reported))
+    for mapping in mappings:
+        stat = mapping["match"].removeprefix("airflow.")
+        assert mapping["name"] == mapping["match"].replace(".", "_")
+        assert mapping["match_metric_type"] == {GAUGE: "gauge", TIMER: "observer"}[reported[stat]]
+        if mapping.get("observer_type") == "histogram":
+            known |= {mapping["name"] + suffix for suffix in HISTOGRAM}
+    queries = [rule["expr"] for group in rules for rule in group["rules"]]
+    queries += [in_code(row[1])[0] for row in table(GUIDE, "### More rules")]
+    asked = set(re.findall(r"\bairflow_\w+", " ".join(queries)))
+    ours = {name for name in asked if name.startswith("airflow_pgchange_")}
+    assert ours - known == set()
+    assert {name.removeprefix("airflow_") for name in asked - ours} == {"triggerer_heartbeat"}
+    assert '"triggerer_heartbeat"' in inspect.getsource(triggerer_job_runner)
 
 
 def test_each_alert_says_whom_it_is_about_and_what_to_do() -> None:
