@@ -13,6 +13,7 @@ GUIDES = (
     "how-to/report",
     "how-to/call",
     "how-to/work-queue",
+    "how-to/to-iceberg",
     "how-to/restore",
     "how-to/pgbouncer",
     "how-to/saga",

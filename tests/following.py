@@ -106,6 +106,7 @@ class Reader:
         self.logged: list[str] = []
         self.notices: list[str] = []
         database.add_notice_handler(lambda notice: self.notices.append(f"NOTICE:  {notice.message_primary}"))
+        self._session: dict[str, Any] = {}
         self._printed = printed
         self._replaced = replaced
 
@@ -122,7 +123,7 @@ class Reader:
 
     def looks(self, example: str) -> bool:
         """Whether an example shows results of the DAGs, so that they must have run before."""
-        return example.startswith("select") or " status " in example
+        return example.startswith(("select", "rows = ")) or " status " in example
 
     def wait(self) -> None:
         """Run the DAGs on assets, until nothing is left or they have failed as often as ``attempts`` says."""
@@ -206,6 +207,12 @@ class Reader:
         """Check that settings can be read."""
         configparser.ConfigParser().read_string(example)
         return ""
+
+    def _py(self, example: str) -> str:
+        """Run a part of a session in Python, and return its output."""
+        self._printed()
+        exec(example, self._session)
+        return self._printed()
 
     def _python(self, example: str) -> str:
         """Save a file of DAGs. A file with a DAG of the same name replaces the earlier file."""

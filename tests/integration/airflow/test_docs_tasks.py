@@ -16,6 +16,7 @@ from tests import dumps
 from tests.airflow_home import uri
 from tests.airflow_metadata import take_migrated
 from tests.following import Reader, dags
+from tests.lakes import HAS_SQL_CATALOG
 from tests.ledger import Connect, run
 from tests.readme import ROOT
 from tests.web import Request, receiving
@@ -112,6 +113,16 @@ def test_a_restored_database_goes_on_as_the_page_shows(
 
     monkeypatch.setattr(Reader, "_sh", restore)
     assert follow("restore").failures == []
+
+
+@pytest.mark.skipif(
+    not HAS_SQL_CATALOG, reason="the page makes its table with SqlCatalog, which needs SQLAlchemy 2"
+)
+def test_each_payment_is_in_the_iceberg_table_of_the_page(follow: Follow, db: str, tmp_path: Path) -> None:
+    """Takes seconds: PyIceberg is imported, and Airflow if it is the first test of this file."""
+    address = uri(db).removeprefix("postgres://")
+    reader = follow("to-iceberg", replaced=[("localhost/shop", address), ("/data/lake", str(tmp_path))])
+    assert reader.failures == []
 
 
 @pytest.mark.hstore
