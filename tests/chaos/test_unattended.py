@@ -108,7 +108,7 @@ def test_a_burst_after_an_idle_night_leaves_no_row_in_a_default_partition(new_cl
     cluster = new_cluster(**SETTINGS)
     db = cluster.conninfo()
     quiet = replace(
-        load_of(server), rate=10, seconds=5, paced=200, partition=5, ahead=2, every=2, feeds=("commits",)
+        load_of(server), rate=10, seconds=5, paced=20, partition=5, ahead=2, every=2, feeds=("commits",)
     )
     burst = replace(quiet, rate=None, seconds=60)
     followed, _ = set_up(db, quiet)
