@@ -76,9 +76,14 @@ class Text:
         return tuple(name for name, mark, sentence in places for _ in re.findall(mark, sentence, re.I))
 
     @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the number of words of each sentence."""
+        return tuple(len(re.findall(r"\S*[\w…]\S*", sentence)) for sentence in self.sentences)
+
+    @property
     def long(self) -> int:
         """Return the number of sentences that are too long."""
-        return sum(len(re.findall(r"\S*[\w…]\S*", sentence)) > LONGEST for sentence in self.sentences)
+        return sum(length > LONGEST for length in self.lengths)
 
     def __str__(self) -> str:
         faults = ", ".join(dict.fromkeys([*self.marks, *["long"] * self.long]))
@@ -101,7 +106,8 @@ def clean(texts: Sequence[Text]) -> bool:
 def _row(folder: str, texts: Sequence[Text]) -> str:
     counts = figures(texts)
     shares = "".join(f"{100 * counts[name] / max(len(texts), 1):9.1f}%" for name in (*MARKS, "two"))
-    return f"{folder:40}{len(texts):7}{shares}{counts['long']:7}"
+    longest = max((length for text in texts for length in text.lengths), default=0)
+    return f"{folder:40}{len(texts):7}{shares}{counts['long']:7}{longest:9}"
 
 
 def _python(source: str) -> Iterator[tuple[int, str]]:
@@ -178,16 +184,19 @@ def by_folder(folders: Iterable[str], root: Path = ROOT) -> dict[str, list[Text]
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.prose", description=__doc__)
     parser.add_argument("folders", nargs="*", help="print the texts to rewrite of these folders")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the folder that has these folders")
     parser.add_argument("--lint", action="store_true", help="fail if a clean folder exceeds the limits")
     arguments = parser.parse_args()
-    folders = by_folder(CLEAN if arguments.lint else arguments.folders or SOURCES)
+    folders = by_folder(CLEAN if arguments.lint else arguments.folders or SOURCES, arguments.root.resolve())
     if arguments.lint:
         folders = {folder: found for folder, found in folders.items() if not clean(found)}
     every = [text for found in folders.values() for text in found]
     if arguments.lint or arguments.folders:
         print(*(f"{text}\n" for text in every if text.marks or text.long), sep="", end="")
     if folders:
-        print(f"{'folder':40}{'texts':>7}{''.join(f'{name:>10}' for name in (*MARKS, 'two'))}{'long':>7}")
+        print(
+            f"{'folder':40}{'texts':>7}{''.join(f'{name:>10}' for name in (*MARKS, 'two'))}{'long':>7}{'longest':>9}"
+        )
         print(*(_row(folder, found) for folder, found in folders.items()), sep="\n")
         print(_row("all", every))
     return int(arguments.lint and bool(folders))

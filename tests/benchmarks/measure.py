@@ -6,13 +6,15 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
 
 T = TypeVar("T")
+SECTIONS = [""]
+"""The titles of the sections so far."""
 
 
 def backend_cpu(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> float:
@@ -71,6 +73,8 @@ class Report:
     """Collects lines `name: figure unit (goal)`; ``met`` is False once a goal was missed."""
 
     met: bool = True
+    benchmark: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
 
     def say(
         self, name: str, figure: float, unit: str, *, most: float | None = None, least: float | None = None
@@ -81,10 +85,12 @@ class Report:
         if least is not None:
             goal, good = f"  goal: at least {least:g}", figure >= least
         self.met &= good
+        self.figures[f"{self.benchmark}: {SECTIONS[-1]}: {name}"] = float(f"{figure:.3g}")
         print(f"{name:<64} {figure:>10.3f} {unit:<12}{goal}{'' if good else '  MISSED'}", flush=True)
 
 
 @contextmanager
 def section(title: str) -> Iterator[None]:
     print(f"\n{title}", flush=True)
+    SECTIONS.append(title)
     yield
