@@ -17,7 +17,7 @@ _made = itertools.count()
 
 
 class Namespace:
-    """``here`` is this machine's address at its end of the link."""
+    """A network namespace. ``here`` is the address of this machine on the link to it."""
 
     def __init__(self, name: str, here: str, link: str) -> None:
         self.here = here

@@ -52,8 +52,8 @@ declare
     mine xid8 := pg_current_xact_id_if_assigned();
     message record;
     received integer[];
-    found integer[] := '{}';
-    there integer[] := '{}';
+    receivers integer[] := '{}';
+    pending_consumers integer[] := '{}';
     remains boolean := false;
 begin
     for message in select * from mbus.entries(known, iid) loop
@@ -71,20 +71,20 @@ begin
             join mbus.consumer as c on c.id = a.consumer
             where a.consumer = any (message.wanted) and a.id = message.id
               and exists (select from mbus.held_slots(known.qname, c.name) as h where h.slot = b.slot and h.mine));
-        found := found || received;
+        receivers := receivers || received;
         if not message.gone then
             remains := true;
-            there := there || array(
+            pending_consumers := pending_consumers || array(
                 select w from unnest(message.wanted) as w where w <> all (message.received) and w <> all (received));
         end if;
     end loop;
     -- Leave out consumers that have the message again: they must not get it twice.
-    found := array(select distinct c from unnest(found) as c where c <> all (there) order by c);
-    if found = '{}' and remains then
+    receivers := array(select distinct c from unnest(receivers) as c where c <> all (pending_consumers) order by c);
+    if receivers = '{}' and remains then
         raise unique_violation using message = format('message %s is still in queue %s', iid, known.qname),
             hint = 'only the transaction that received or took it can put it back under its id, and only once';
     end if;
-    return nullif(found, '{}');
+    return nullif(receivers, '{}');
 end
 $$;
 

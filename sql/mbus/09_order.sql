@@ -21,7 +21,7 @@ declare
     each_iid text;
     known mbus.queue;
     e record;
-    found bigint;
+    dead_id bigint;
 begin
     foreach each_iid in array coalesce(after, '{}') loop
         known := mbus.queue_of(each_iid);
@@ -35,9 +35,9 @@ begin
                     e.id, e.until)::mbus.obstacle;
             end if;
         end if;
-        found := (select min(d.id) from mbus.dmq as d where d.iid = each_iid);
-        if found is not null then
-            return row(0, -1, found, 'infinity')::mbus.obstacle;
+        dead_id := (select min(d.id) from mbus.dmq as d where d.iid = each_iid);
+        if dead_id is not null then
+            return row(0, -1, dead_id, 'infinity')::mbus.obstacle;
         end if;
     end loop;
     return null;

@@ -14,11 +14,11 @@ begin
     perform mbus.place('key$' || known.id, '', 'trigger', 'language plpgsql',
         format($body$
 declare
-    wanted bigint;
+    part_of_key bigint;
 begin
     if %1$s is not null then
-        wanted := mod(mod(hashtextextended(%1$s, 0), %2$s) + %2$s, %2$s);
-        while mod(new.id, %2$s) <> wanted loop
+        part_of_key := mod(mod(hashtextextended(%1$s, 0), %2$s) + %2$s, %2$s);
+        while mod(new.id, %2$s) <> part_of_key loop
             new.id := nextval(%3$L);
         end loop;
     end if;

@@ -38,8 +38,8 @@ declare
     size constant integer := least(distance, 64);
     gone constant int8multirange := mbus.gone(known, c, id);
     stands mbus.standing := mbus.stand(c, known.consumers_cnt, known.parts);
-    found bigint := 0;
-    wanted integer;
+    matching bigint := 0;
+    matching_in_sample integer;
 begin
     if horizon <= id then
         return 0;
@@ -48,11 +48,11 @@ begin
     stands.late_xids := '{}';
     for n in 0..many - 1 loop
         stands.low := id + n * distance;
-        execute format('select cardinality((mbus.%I($1, $2, $3, $4)).ids)', 'look$' || c) into wanted
+        execute format('select cardinality((mbus.%I($1, $2, $3, $4)).ids)', 'look$' || c) into matching_in_sample
         using stands, stands.low + size, gone, size;
-        found := found + wanted;
+        matching := matching + matching_in_sample;
     end loop;
-    return (horizon - id) * found / (many * size);
+    return (horizon - id) * matching / (many * size);
 end
 $$;
 

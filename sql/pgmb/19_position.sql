@@ -1,7 +1,7 @@
 -- How far a group has read, and where its next events end.
 
--- Make the row of a group, with nothing read, unless the row exists or the group is being read. For the database of the group's
--- results, if its subscriptions are in another database.
+-- Make the row of a group, with nothing read, unless the row exists or the group is being read. It is called in
+-- the database of the group's results, if the group's subscriptions are in another database.
 create function pgmb.register(gid text) returns boolean
 language sql security definer as $$
     insert into pgmb.subscription_groups (id)

@@ -61,12 +61,12 @@ begin
                min(d.before) + row_number() over (partition by d.id order by i.id collate "C") as rank
         from pgmb.slices(gid, after, upto) as d cross join lateral unnest(d.event_ids) as i(id)
         group by d.id, i.id
-    ), wanted as (
+    ), dispatched_events as (
         select r.slice, r.id, r.rank, row_number() over (order by r.slice collate "C", r.rank) as n
         from ranked as r where r.rank > r.low and r.rank <= r.high
     )
     select w.id, w.n - 1 as before_it, pgmb.cursor_at(pgmb.micros(w.slice), w.rank) as after_it into gap
-    from wanted as w where not exists (select from pgmb.events as e where e.id = w.id) order by w.n limit 1;
+    from dispatched_events as w where not exists (select from pgmb.events as e where e.id = w.id) order by w.n limit 1;
     raise object_not_in_prerequisite_state using
         message = format('of %s events of group %I only %s could be read: %s was deleted', expected, gid, found_events, gap.id),
         hint = format(

@@ -40,14 +40,14 @@ language plpgsql stable as $$
 declare
     part regclass;
     filled boolean;
-    found regclass[] := '{}';
+    empty_parts regclass[] := '{}';
 begin
     foreach part in array parts loop
         execute format('select exists (select from %s)', part) into filled;
         if not filled then
-            found := found || part;
+            empty_parts := empty_parts || part;
         end if;
     end loop;
-    return found;
+    return empty_parts;
 end
 $$;

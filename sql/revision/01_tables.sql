@@ -97,8 +97,9 @@ create table revision.enqueued (
     primary key (tbl, txid, first_id)
 );
 comment on table revision.enqueued is
-    'Rows of the queue that revision.enqueue_existing inserted, a row here for each chunk, until it has ended: those of txid from '
-    'first_id to last_id. A later chunk skips them when it searches the queue for captured rows.';
+    'The rows of the queue that revision.enqueue_existing has inserted: a row for each chunk, with the transaction txid and the '
+    'ids from first_id to last_id. They are deleted when it has ended. A later chunk skips those rows of the queue when it '
+    'searches for captured rows.';
 
 create table revision.untracked (
     tbl regclass primary key,

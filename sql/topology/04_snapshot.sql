@@ -71,20 +71,20 @@ create function topology.lacking(
 language sql stable security definer as $$
     with moving as materialized (
         select u.tier, u.buckets::int8multirange from jsonb_each_text(topology.unsettled()) as u(tier, buckets)
-    ), told as (
+    ), announced as (
         select l.event ->> 'tier' as tier, range_agg(int8range(
                    (l.event -> 'bucket_id' ->> 'start')::bigint, (l.event -> 'bucket_id' ->> 'end')::bigint, '[]')) as buckets
         from topology.log as l
         where (l.term, l.index) > (lacking.term, lacking.index) and l.event ->> 'map' = 'bucket'
         group by 1
-    ), untold as (
+    ), unannounced as (
         select k.tier, k.buckets::int8multirange - coalesce(t.buckets, '{}') as buckets
-        from jsonb_each_text(lacking.buckets) as k(tier, buckets) left join told as t using (tier)
+        from jsonb_each_text(lacking.buckets) as k(tier, buckets) left join announced as t using (tier)
     )
     select jsonb_object_agg(u.tier, u.buckets) filter (where not isempty(u.buckets)), n.term, n.index,
            coalesce(bool_or(not isempty(u.buckets - coalesce(m.buckets, '{}'))), false), not exists (select from moving)
     from topology.now_at() as n
-    left join untold as u on true
+    left join unannounced as u on true
     left join moving as m on m.tier = u.tier
     group by n.term, n.index
 $$;

@@ -106,7 +106,7 @@ begin
         perform pgchange.refuse(
             format('buckets %s to %s are %s at replicaset %L: they cannot become %s%s', wrong.bucket_id_start, wrong.bucket_id_end,
                    wrong.state, wrong.current_replicaset_name, state, ' at ' || quote_literal(goal.name)),
-            'a move is active, copying, copied, active; one that is given up copying, aborting-copy, active');
+            'a move goes from active to copying, copied and active; a move that is given up goes from copying to aborting-copy and active');
     end if;
     perform topology.split_at(tier, from_bucket), topology.split_at(tier, to_bucket + 1);
     update topology._pico_bucket as b set

@@ -6,10 +6,10 @@
 create function tube.are_pods(rel regclass, tube text) returns boolean
 language plpgsql stable as $$
 declare
-    told text := obj_description(rel, 'pg_class');
+    table_comment text := obj_description(rel, 'pg_class');
 begin
-    if told like 'Pods of tube %' then
-        return starts_with(told, format('Pods of tube %s:', tube));
+    if table_comment like 'Pods of tube %' then
+        return starts_with(table_comment, format('Pods of tube %s:', tube));
     end if;
     -- A dump without comments also loses this comment. Then recognise the table by its columns.
     return (

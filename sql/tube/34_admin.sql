@@ -88,12 +88,12 @@ as $$
     from tube.attachment as a
     join pg_class as r on r.oid = a.tbl
     cross join lateral (
-        with found as materialized (
+        with captured as materialized (
             select f.* from tube.captures(a.tbl, a.tube) as f
         )
         select array(
                    select d.relid from unnest(o.tree) as d(relid)
-                   where (select count(distinct f.op) from found as f where f.relid = d.relid) < cardinality(o.ops)
+                   where (select count(distinct f.op) from captured as f where f.relid = d.relid) < cardinality(o.ops)
                    order by d.relid),
                coalesce(array_agg(distinct f.relid) filter (where not f.enabled), '{}'),
                array_agg(distinct f.function) filter (where f.op not in ('guard', 'bar')),
@@ -102,7 +102,7 @@ as $$
         from (
             select tube.capture_ops(a.tbl) as ops, array(select d.relid from pgchange.descendants(a.tbl) as d(relid)) as tree offset 0
         ) as o
-        left join found as f on true
+        left join captured as f on true
         group by o.ops, o.tree
     ) as c(untriggered, disabled, functions, tree)
     join tube.tube as t on t.name = a.tube

@@ -129,7 +129,7 @@ NOT_REACHED = {
 
 
 def test_a_role_may_call_each_function_that_its_functions_call(connection, granted):
-    """Otherwise a function that is not security definer would fail half way."""
+    """If the role may not call a function that one of its functions calls, that function fails half way."""
     rows = connection.execute(
         "select p.oid::regproc::text, p.oid::regprocedure::text, case when p.prosecdef then '' else p.prosrc end,"
         " array(select r from unnest(%s::text[]) as r where has_function_privilege(r, p.oid, 'execute'))"

@@ -121,7 +121,7 @@ def test_two_values_of_a_type_have_one_text_if_they_are_equal_and_each_is_read_b
 
 
 def test_the_text_of_a_key_of_two_columns_is_that_of_an_array(forty):
-    """Also if the id is an array of texts that need no quotes."""
+    """The text is that of an array even if the parts of the key are texts that need no quotes."""
     query = "select pgchange.key_text(array_fill(pgchange.key_type(%s::regtype), array[%s]), %s::name[], 'k')"
     for kind, given in TAKEN.items():
         forty.execute(f"create temporary table k (x {kind})")

@@ -147,7 +147,7 @@ def test_a_type_whose_equal_values_can_have_several_texts_is_no_key(tables, kind
 
 
 def test_a_text_is_no_key_under_a_collation_that_takes_different_texts_for_equal(tables):
-    """Without ICU no such collation can be created, so mark this case."""
+    """Without ICU no such collation can be created. So this case has the mark of servers with ICU."""
     tables.execute(
         "create collation blind (provider = libc, locale = 'C');"
         "create table blinded (id text collate blind primary key);"

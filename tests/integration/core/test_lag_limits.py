@@ -85,7 +85,7 @@ def test_a_dag_limits_the_lag_for_as_long_as_its_watcher_says_so(connection: psy
     assert limits(connection) == (DAY, 7)
     watched(connection, "null")
     assert limits(connection) == (DAY, 7), "a sensor says nothing of limits"
-    # The same consumer, watched by another role.
+    # Let another role watch the same consumer.
     connection.execute(
         "insert into pgchange.watcher (kind, feed, watched_by, max_lag, max_backlog) "
         "values ('commit', 'commits:test/0', 'other', '2 days', 5)"

@@ -342,7 +342,7 @@ def _no_thread(thread: threading.Thread) -> None:
 
 
 def test_a_connection_opens_at_the_end_of_a_process_that_starts_no_thread_any_more(db, watch, monkeypatch):
-    """As in Python 3.12.1 when a publisher publishes the last events at the end of its process."""
+    """This happens in Python 3.12.1 if a publisher publishes the last events at the end of its process."""
 
     def at_the_end(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")

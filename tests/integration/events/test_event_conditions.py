@@ -217,7 +217,7 @@ def test_identities_of_very_many_subscriptions_do_not_collide(connect):
     connection.execute(
         "create temporary table many (like pgmb.subscriptions including generated including defaults)"
     )
-    # With hashes of 32 bits about 5 pairs would be equal, and no pair with a probability of 1 %.
+    # With hashes of 32 bits, about 5 pairs of subscriptions would be equal. The probability of no equal pair is 1 %.
     connection.execute(
         "insert into many (id, group_id, conditions_sql, params, last_active_at, condition_id) "
         "select 'su', 'g', 'TRUE', jsonb_build_object('n', g), now(), 1 from generate_series(1, 200000) as g"

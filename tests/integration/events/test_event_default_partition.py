@@ -118,7 +118,8 @@ def test_a_default_partition_that_has_grown_is_not_read_before_somebody_says_so(
 
 
 def test_a_default_partition_that_has_grown_is_not_read_beside_a_partition_of_the_present_either(connect):
-    """Readers would wait, and publishers of events for times that have no partition."""
+    """If the partition were read, readers would have to wait, and so would publishers of events for times without a
+    partition."""
     connection = connect()
     fill_default(connection, 3000, "now() - interval '5 hours'")
     before = partitions(connection)

@@ -190,7 +190,7 @@ def test_a_payload_that_is_no_json_is_refused_by_put(db, connect):
 def test_a_publishers_rights_are_enough(connect, role, monkeypatch):
     other, connection = role("publisher"), connect()
     connection.execute("select pgmb.grant_writer(%s::regrole)", [other.name])
-    # As after a commit whose answer was lost with the connection.
+    # Publish as after a commit whose answer was lost with the connection.
     monkeypatch.setattr(sender, "copy_rows", sender.insert_if_absent)
     there = Event("t", {"n": 0}, id=TAKEN)
     publish(connection, there)

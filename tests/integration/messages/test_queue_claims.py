@@ -182,7 +182,7 @@ def crowd(connect):
         "select mbus.post('q', 'n=>0', hstore('consume_after', %s)) from generate_series(1, 1000)", [first]
     )
     assert drain(connection) == []
-    # Otherwise one claim in a hundred trims the queue, and reads thousands of rows for that.
+    # Fix the random numbers: otherwise one claim in a hundred trims the queue, and reads thousands of rows for that.
     connection.execute("select setseed(0.5)")
     connection.commit()
     return connection

@@ -79,7 +79,7 @@ def test_a_client_goes_through_the_manual(send):
     assert send(query, "mail") == [("mail.1", "a", "mail")]
     assert send(query, "mail") == [("mail.2", "b", "mail")]
     assert send(query, "mail") == []
-    # Otherwise received and expired messages are deleted later.
+    # Delete received and expired messages now. Without this call they are deleted later.
     send("select mbus.clear_queue_mail()")
     assert send("select mbus.is_msg_exists($1), mbus.estimated_messages($2)", "mail.3", "mail") == [(True, 1)]
     assert send("select data -> 'to' from mbus.take($1)", "mail.3") == [("c",)]

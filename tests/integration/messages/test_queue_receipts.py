@@ -102,7 +102,7 @@ def test_messages_of_a_rolled_back_savepoint_after_a_fold_come_again(q, connect)
 
 
 def test_a_late_message_below_a_fold_comes_once(q, connect):
-    """Also if it is received between the fold's look at the log and its deletion of receipts."""
+    """The message comes once even if it is received after the fold has read the log, and before it deletes receipts."""
     late = connect(autocommit=False)
     post(late, "late")
     fill(q, range(8))

@@ -35,8 +35,10 @@ LEAD = re.compile(r"(?:\s|--[^\n]*\n)*")
 
 
 def sql_parts(path: str, text: str) -> list[Part]:
-    """The statements of a file. A statement that creates nothing belongs to all objects that it names, as a grant
-    belongs to its functions."""
+    """Return a part for each statement of a file.
+
+    A statement that creates nothing belongs to all objects that it names, as a grant belongs to its functions.
+    """
     return [_part(path, first, statement) for first, statement in _statements(text)]
 
 

@@ -85,7 +85,7 @@ def _operator_edits(text: str) -> Iterator[Edit]:
             positions = list(operator.mutation_positions(node))
             if not positions or _is_noise(node):
                 continue
-            # Of a number, only try the number above it: where the number below fails, that fails, too.
+            # Try only the number above a number: if tests notice that, they notice the number below, too.
             for index in range(1 if node.type == "number" else len(positions)):
                 yield _mutated(operator, node, index, lines, kind)
 

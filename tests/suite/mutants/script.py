@@ -128,7 +128,7 @@ def _dynamic(body: str) -> Iterator[Edit]:
         if not _STATEMENT.match(inner) or (quote[0] == "'" and ("''" in inner or "\\" in inner)):
             continue
         for edit in edits(_PLACEHOLDER.sub(_identifier, inner)):
-            # Otherwise text that an edit copies would lack its placeholders.
+            # Without this condition, text that an edit copies could lack its placeholders.
             if edit.kind != "drop coalesce" or "%" not in inner[edit.start : edit.end]:
                 yield edit.moved(start + quote.end())
 
