@@ -35,7 +35,8 @@ class Picture:
     """A picture to take. ``view`` is the address behind ``/plugin/pgchange/``.
 
     The tables that ``shown`` names must be there. The button ``pressed`` is pressed before the picture is taken. The
-    picture is of the whole view, or of its region ``part``.
+    picture is of the whole view, or of its region ``part``. With ``form`` it is of the form of the DAG ``view``, filled
+    in with these values of its parameters.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Picture:
     pressed: str | None = None
     part: str | None = None
     theme: Theme = "light"
+    form: tuple[tuple[str, str], ...] = ()
 
 
 AUDIT = urlencode({"connection": "airline", "kind": "commit", "consumer": "commits:movement_audit/0"})
@@ -66,6 +68,13 @@ PICTURES = (
     Picture("page-saga-light", 910, "sagas", ("Sagas in airline",), pressed="Show saga 3"),
     Picture("page-events-light", 830, "events", ("Groups in airline", "Partitions in airline")),
     Picture("page-topology-light", 1165, "topology", ("Instances in catalogue",)),
+    Picture(
+        "form-backfill-light",
+        1400,
+        "tube_backfill",
+        (),
+        form=(("database", "shop"), ("tube", "copies"), ("tables", "public.customer")),
+    ),
 )
 
 
@@ -99,6 +108,8 @@ def take(context: BrowserContext, url: str, picture: Picture) -> bytes:
     tab.set_default_timeout(PATIENCE)
     expect.set_options(timeout=PATIENCE)
     tab.set_viewport_size({"width": WIDTH, "height": picture.height})
+    if picture.form:
+        return _filled_in(tab, url, picture)
     come_back(tab, url, view=picture.view)
     for table in picture.shown:
         expect(tab.get_by_role("table", name=table, exact=True)).to_be_visible()
@@ -110,6 +121,22 @@ def take(context: BrowserContext, url: str, picture: Picture) -> bytes:
     assert cut == [], f"{picture.name}: these buttons are cut: {cut}"
     seen = tab if picture.part is None else tab.get_by_role("region", name=picture.part, exact=True)
     image = seen.screenshot(animations="disabled")
+    tab.close()
+    return image
+
+
+def _filled_in(tab: Page, url: str, picture: Picture) -> bytes:
+    """Return the PNG of a DAG's form in Airflow."""
+    come_back(tab, url)
+    tab.goto(f"{url}/dags/{picture.view}")
+    tab.get_by_role("button", name="Trigger").first.click()
+    form = tab.get_by_role("dialog")
+    for name, value in picture.form:
+        form.locator(f"[name=element_{name}]").fill(value)
+    tab.keyboard.press("Tab")
+    tab.mouse.move(0, 0)
+    tab.wait_for_timeout(LOOKS)
+    image = form.screenshot(animations="disabled")
     tab.close()
     return image
 
