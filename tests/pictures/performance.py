@@ -19,12 +19,16 @@ BAR, GAP = 18, 12
 
 @dataclass(frozen=True)
 class Pair:
-    """A figure of ours beside that of the other tool. ``ours`` and ``other`` are lines of ``make bench``, by their names;
-    empty if a figure has no line of its own. A ratio has the other figure 1."""
+    """A figure of ours beside that of the other tool, which is 1 if the figure is a ratio.
+
+    ``shown`` is the range of several runs, with ``ours`` in its middle. ``measures`` and ``measures_other`` name the
+    lines of ``make bench`` that have the figures.
+    """
 
     label: str
     ours: float
     other: float
+    shown: str = ""
     measures: str = ""
     measures_other: str = ""
 
@@ -57,7 +61,12 @@ class Picture:
         ):
             return self
         pairs = [
-            replace(pair, ours=figures[pair.measures], other=figures.get(pair.measures_other, pair.other))
+            replace(
+                pair,
+                ours=figures[pair.measures],
+                shown="",
+                other=figures.get(pair.measures_other, pair.other),
+            )
             for pair in self.pairs
         ]
         return replace(self, machine=machine, pairs=tuple(pairs))
@@ -82,7 +91,10 @@ class Picture:
         top = MARGIN + 48 + number * (2 * BAR + GAP)
         most = max(max(pair.ours, pair.other) for pair in self.pairs)
         yield _text(MARGIN + LABEL - 12, top + BAR + 5, pair.label, anchor="end").strip()
-        for row, (figure, kind) in enumerate(((pair.ours, "ours"), (pair.other, "yours"))):
+        told = pair.shown or f"{pair.ours:g}"
+        for row, (figure, text, kind) in enumerate(
+            ((pair.ours, told, "ours"), (pair.other, f"{pair.other:g}", "yours"))
+        ):
             width = LONGEST * figure / most
             fill, stroke = COLORS[kind]
             y = top + row * BAR
@@ -90,7 +102,7 @@ class Picture:
                 f'<rect x="{MARGIN + LABEL}" y="{y}" width="{width:.1f}" height="{BAR - 2}" fill="{fill}" '
                 f'stroke="{stroke}"/>'
             )
-            yield _text(MARGIN + LABEL + width + 6, y + 13, f"{figure:g}", size=12).strip()
+            yield _text(MARGIN + LABEL + width + 6, y + 13, text, size=12).strip()
 
 
 def recorded() -> list[Picture]:

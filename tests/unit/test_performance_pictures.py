@@ -11,7 +11,9 @@ from tests.pictures.performance import FIGURES, Pair, Picture, as_json, recorded
 from tests.readme import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
-MEASURED = Picture("p", "title", "ms", "other", "m", "c", (Pair("a", 1, 2, "b: s: ours", "b: s: other"),))
+MEASURED = Picture(
+    "p", "title", "ms", "other", "m", "c", (Pair("a", 1, 2, "0 to 2", "b: s: ours", "b: s: other"),)
+)
 
 
 @pytest.mark.parametrize("picture", recorded(), ids=lambda picture: picture.name)
@@ -29,7 +31,9 @@ def test_each_picture_has_figures() -> None:
 
 def test_a_run_replaces_the_figures_of_a_picture_all_of_which_it_measured() -> None:
     new = MEASURED.measured({"b: s: ours": 3, "b: s: other": 4}, "there")
-    assert new == replace(MEASURED, machine="there", pairs=(replace(MEASURED.pairs[0], ours=3, other=4),))
+    assert new == replace(
+        MEASURED, machine="there", pairs=(replace(MEASURED.pairs[0], ours=3, other=4, shown=""),)
+    )
     assert MEASURED.measured({"b: s: ours": 3}, "there") == MEASURED
     unnamed = replace(MEASURED, pairs=(*MEASURED.pairs, Pair("b", 1, 2)))
     assert unnamed.measured({"b: s: ours": 3, "b: s: other": 4}, "there") == unnamed
