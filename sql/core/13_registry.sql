@@ -45,6 +45,7 @@ comment on table pgchange.letter is
     'process it; void: why it can never be sent again.';
 create index letter_on_its_way on pgchange.letter (consumer, sent_at, id) where on_its_way;
 create index letter_of_kind on pgchange.letter (kind);
+create index letter_of_consumer on pgchange.letter (consumer, given_up_at) where not on_its_way;
 
 -- Refuse a prefix that does not distinguish the consumers of this kind from those of other kinds.
 create function pgchange.check_prefix(schema name, kind text, prefix text) returns void

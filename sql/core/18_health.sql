@@ -178,16 +178,39 @@ language sql stable as $$
     where w.error is not null and w.looked_at > clock_timestamp() - lately
 $$;
 
--- Consumers with dead letters, as far as the caller may see them.
+-- Consumers with dead letters, as far as the caller may see them. The letters of each are counted up to a thousand.
 create function pgchange.letters_health() returns setof pgchange.finding
-language sql stable as $$
-    select 'letters', 'warning', l.consumer,
-           format('%s since %s', pgchange.many(count(*), 'dead letter'), min(l.given_up_at)::timestamptz(0)),
-           'airflow-pgchange letters list --consumer ' || pgchange.shell_quoted(l.consumer)
-    from pgchange.letter as l
-    where not l.on_its_way
-    group by l.consumer
-    order by l.consumer
+language plpgsql stable
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $$
+begin
+    return query
+        -- From consumer to consumer by the index, however many letters there are.
+        with recursive named(consumer) as (
+            (select l.consumer from pgchange.letter as l where not l.on_its_way order by l.consumer limit 1)
+            union all
+            select (
+                select l.consumer from pgchange.letter as l
+                where not l.on_its_way and l.consumer > n.consumer order by l.consumer limit 1)
+            from named as n where n.consumer is not null
+        )
+        select 'letters', 'warning', n.consumer,
+               format('%s%s since %s', case when k.letters > 1000 then 'more than ' end,
+                      pgchange.many(least(k.letters, 1000), 'dead letter'), k.since::timestamptz(0)),
+               'airflow-pgchange letters list --consumer ' || pgchange.shell_quoted(n.consumer)
+        from named as n
+        cross join lateral (
+            select count(*), min(b.given_up_at)
+            from (
+                select l.given_up_at from pgchange.letter as l
+                where l.consumer = n.consumer and not l.on_its_way order by l.consumer, l.given_up_at limit 1001
+            ) as b
+        ) as k(letters, since)
+        where n.consumer is not null;
+end
 $$;
 
 -- The transaction that has held an advisory lock for longer than long_wait, with the call that ends it. told: the finding, with

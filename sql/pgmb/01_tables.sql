@@ -169,6 +169,17 @@ alter table pgmb.dispatched
 alter table pgmb.dispatched_default
     alter column id set storage main, alter column group_id set storage main, alter column subscription_id set storage main;
 
+create table pgmb.gap (
+    group_id pgmb.group_id not null,
+    low pgmb.event_id not null,
+    high pgmb.event_id not null,
+    primary key (group_id, low)
+);
+comment on table pgmb.gap is
+    'For each group, ranges of cursors without dispatches to it: none is behind low and up to high. All dispatches of these ranges '
+    'are committed. Readers step over a gap, so that an idle group does not cost more with each partition. '
+    'pgmb.make_partitions() notes them: the range before the first dispatch of a group, and ranges with a whole partition.';
+
 create table pgmb.subscription_groups (
     id pgmb.group_id primary key check (id <> ''),
     created_at timestamptz not null default now(),

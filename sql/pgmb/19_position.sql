@@ -78,6 +78,15 @@ begin
 end
 $$;
 
+-- The end of the gap in which a cursor of a group is, or the cursor if it is in no gap. The same dispatches are behind both.
+-- Without settings of its own, so that the plan of its caller takes it in.
+create function pgmb.over_gap(gid text, after text) returns text
+language sql stable as $$
+    select greatest(over_gap.after collate "C", (
+        select g.high from pgmb.gap as g
+        where g.group_id = over_gap.gid and g.low <= over_gap.after order by g.low desc limit 1) collate "C")
+$$;
+
 -- The next events of a group, at most the given number. Returns the number of events, the cursor behind them, whether every slice
 -- is alone, and the lowest and highest id. runs: the events in runs of about step events, in the form of a batch.
 create function pgmb.next_events(
@@ -92,6 +101,7 @@ set enable_sort = off
 set jit = off
 as $$
 declare
+    span record;
     slice record;
     seen text;
     begun bigint;
@@ -103,14 +113,25 @@ begin
     alone := true;
     upto := after;
     runs := '[]';
+    select pgmb.over_gap(gid, next_events.after) as after,
+           -- So that partitions of the future are not read.
+           (select left(l.last_id, 15) || 'g' from pgmb.dispatcher as l order by l.version desc limit 1) as before,
+           exists (select from pg_inherits as i where i.inhparent = 'pgmb.dispatched'::regclass offset 50) as has_many
+    into span;
+    if span.has_many then
+        -- A kept plan locks all partitions. With many of them, that takes longer than planning the query for those of the span.
+        perform set_config('plan_cache_mode', 'force_custom_plan', true);
+    end if;
     for slice in
         select d.id, d.alone, d.event_ids[1] as lowest, d.event_ids[cardinality(d.event_ids)] as highest
         from pgmb.dispatched as d
-        where d.group_id = gid and d.id > after
-          -- This condition leaves out partitions of the future, however many there are.
-          and d.id < (select left(l.last_id, 15) || 'g' from pgmb.dispatcher as l order by l.version desc limit 1)
+        where d.group_id = gid and d.id > span.after and d.id < span.before
         order by d.group_id, d.id
     loop
+        if span.has_many and seen is null then
+            -- The expressions below keep their plans.
+            perform set_config('plan_cache_mode', 'force_generic_plan', true);
+        end if;
         -- The slices of several subscriptions have the same id.
         if slice.id is distinct from seen then
             exit when count = most;

@@ -106,6 +106,7 @@ create function pgmb.lag(gid text, "position" jsonb, upto integer) returns jsonb
 language plpgsql volatile security definer as $$
 declare
     after text := coalesce("position" ->> 'cursor', '');
+    dispatched bigint;
     ready record;
     waiting record;
     exact boolean;
@@ -115,10 +116,14 @@ begin
     if coalesce(upto < 0, true) then
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
+    dispatched := (pgmb.dispatcher_now()).version;
     ready := pgmb.next_events(gid, after, upto::bigint + 1);
     if ready.count <= upto and pgmb.may_dispatch() then
         perform pgmb.dispatch();
-        ready := pgmb.next_events(gid, after, upto::bigint + 1);
+        -- Another session may have dispatched meanwhile.
+        if (pgmb.dispatcher_now()).version > dispatched then
+            ready := pgmb.next_events(gid, after, upto::bigint + 1);
+        end if;
     end if;
     counted := ready.count;
     exact := counted <= upto;
@@ -153,6 +158,7 @@ create function pgmb.passed(gid text, "position" jsonb, goal jsonb) returns json
 language plpgsql volatile security definer as $$
 declare
     at pgmb.dispatcher;
+    ready record;
     upto text := goal ->> 'cursor';
     aside boolean := (goal ->> 'aside')::boolean and pgmb.aside(goal ->> 'due');
 begin
@@ -180,10 +186,9 @@ begin
             upto := at.last_id;
         end if;
     end if;
+    ready := pgmb.next_events(gid, coalesce("position" ->> 'cursor', ''), 1);
     return jsonb_build_object(
         'goal', goal || jsonb_build_object('cursor', upto),
-        'passed', upto is not null and not exists (
-            select from pgmb.dispatched as d
-            where d.group_id = gid and d.id > coalesce("position" ->> 'cursor', '') and left(d.id, 15) <= left(upto, 15)));
+        'passed', upto is not null and (ready.count = 0 or left(ready.upto, 15) collate "C" > left(upto, 15)));
 end
 $$;

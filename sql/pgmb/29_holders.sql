@@ -152,7 +152,7 @@ returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgm
 language plpgsql stable as $$
 declare
     width interval := pgmb.setting_as_interval('partition_interval');
-    others text[] := array(select p.lower_bound::text from pgmb.get_partitions_and_bounds(tbl) as p);
+    others text[];
 begin
     partition_id := pgmb.default_partition(tbl);
     upper_bound := '';
@@ -160,6 +160,7 @@ begin
         execute format('select id from %s where id >= $1 and id < $2 order by id limit 1', partition_id)
         into lower_bound using upper_bound, upto;
         exit when lower_bound is null;
+        others := coalesce(others, array(select p.lower_bound::text from pgmb.get_partitions_and_bounds(tbl) as p));
         upper_bound := least(
             upto,
             (select min(o.bound collate "C") from unnest(others) as o(bound)
@@ -223,8 +224,9 @@ create function pgmb.past_retention(tbl regclass, cut pgmb.event_id)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
 language sql stable as $$
     select p.*
-    from pgmb.get_partitions_and_bounds(tbl) as p
+    from pgmb.partitions_in(tbl, '', cut) as p
     where p.upper_bound <= cut
+    order by p.lower_bound
 $$;
 
 -- The ranges of events that have events which a group has not read, with the group. lows and ends are the bounds of the ranges, in

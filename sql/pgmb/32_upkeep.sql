@@ -35,7 +35,8 @@ begin
             'publishers would wait while the %s of the default partition are read; when they can: select pgmb.make_partitions(%L, '
             'stop_publishers => true)', pg_size_pretty(d.bytes), 'pgmb.' || tbl)
         from pg_relation_size(pgmb.default_partition(tbl)) as d(bytes)
-        where d.bytes > 16 * 1024 * 1024 and exists (select from pgmb.missing_partitions(tbl, current_ts)));
+        -- In this order, because the partitions that are missing take longer to find.
+        where case when d.bytes > 16 * 1024 * 1024 then exists (select from pgmb.missing_partitions(tbl, current_ts)) end);
 end
 $$;
 
@@ -51,6 +52,58 @@ language sql stable as $$
     left join pg_prepared_xacts as p on p.transaction = t.transactionid
     where l.locktype = 'relation' and l.database = (select d.oid from pg_database as d where d.datname = current_database())
       and l.relation in (tbl, pgmb.default_partition(tbl)) and l.pid is distinct from pg_backend_pid()
+$$;
+
+-- Note the gaps of groups before the partition in which the dispatcher is. It writes for groups without a dispatch in the
+-- partition before, once for each partition. The caller holds the lock of pgmb.upkeep_key().
+create function pgmb.note_gaps() returns void
+language plpgsql
+set plan_cache_mode = force_custom_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    -- Every poll writes dispatches behind it, so the dispatches before it are all committed, and get no more.
+    reached constant text := (pgmb.dispatcher_now()).last_id;
+    edge text;
+    prior text;
+begin
+    select max(p.lower_bound), max(p.lower_bound) filter (where p.upper_bound <= reached) into edge, prior
+    from pgmb.get_partitions_and_bounds('pgmb.dispatched'::regclass) as p where p.lower_bound <= reached;
+    if prior is null then
+        return;
+    end if;
+    insert into pgmb.gap (group_id, low, high)
+    select g.id, '', coalesce(left(d.id, 15) || '000000000', edge)
+    from pgmb.subscription_groups as g
+    left join lateral (
+        select x.id from pgmb.dispatched as x where x.group_id = g.id and x.id < edge order by x.group_id, x.id limit 1) as d on true
+    where not exists (select from pgmb.gap as known where known.group_id = g.id);
+    with idle as materialized (
+        select g.id as group_id, k.low, k.high
+        from pgmb.subscription_groups as g
+        cross join lateral (
+            select x.low, x.high from pgmb.gap as x where x.group_id = g.id order by x.low desc limit 1) as k
+        where k.high < edge and not exists (
+            select from pgmb.dispatched as d where d.group_id = g.id and d.id >= prior and d.id < edge)
+    ), searched as materialized (
+        select i.*, (
+            select d.id from pgmb.dispatched as d where d.group_id = i.group_id and d.id > i.high and d.id < prior
+            order by d.group_id desc, d.id desc limit 1) as latest
+        from idle as i
+    ), extended as (
+        update pgmb.gap as g set high = edge from searched as s
+        where g.group_id = s.group_id and g.low = s.low and s.latest is null
+    )
+    insert into pgmb.gap (group_id, low, high) select s.group_id, s.latest, edge from searched as s where s.latest is not null;
+    -- A gap before the first partition saves readers nothing. The gap before its first dispatch shows that a group was searched.
+    delete from pgmb.gap as g
+    where g.low > '' and g.high <= (
+            select min(p.lower_bound) from pgmb.get_partitions_and_bounds('pgmb.dispatched'::regclass) as p)
+       or not exists (select from pgmb.subscription_groups as s where s.id = g.group_id);
+end
 $$;
 
 create function pgmb.make_partitions(
@@ -71,6 +124,9 @@ begin
     if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
         return next format('postponed the partitions of %s: another maintenance is at work', tbl);
         return;
+    end if;
+    if tbl = 'pgmb.dispatched'::regclass then
+        perform pgmb.note_gaps();
     end if;
     crowded := pgmb.crowded_default(tbl, current_ts);
     if crowded is not null and not stop_publishers then

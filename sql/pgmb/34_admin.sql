@@ -60,29 +60,29 @@ comment on function pgmb_sealed.status(pgchange.caller, integer) is
 -- How much of the log each of these groups keeps from being deleted. That is the size of the complete partitions, from the first
 -- event that the group has not read. An estimate by the sizes of the last vacuum.
 create function pgmb.kept(consumers text[]) returns table (consumer text, bytes bigint, store text)
-language sql stable security definer
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_sort = off
-set jit = off
+language plpgsql stable security definer
 as $$
-    with written as materialized (
-        select p.upper_bound, pgchange.estimated_size(p.partition_id) as bytes
-        from unnest(array['pgmb.events', 'pgmb.dispatched']::regclass[]) as t(tbl)
-        cross join lateral pgmb.get_partitions_and_bounds(t.tbl) as p
-        where p.upper_bound <= pgmb.create_event_id(clock_timestamp(), 0)
-    )
-    select n.name, sum(w.bytes)::bigint, 'event log'
+declare
+    now_id constant pgmb.event_id := pgmb.create_event_id(clock_timestamp(), 0);
+    names text[];
+    firsts text[];
+begin
+    select array_agg(n.name), array_agg(f.lowest) into names, firsts
     from pgmb.cursors() as c
     cross join lateral pgmb.name_of(c.group_id) as n(name)
-    cross join lateral (
-        select d.event_ids[1] as id from pgmb.dispatched as d
-        where d.group_id = c.group_id and d.id > c.cursor
-        order by d.group_id, d.id limit 1
-    ) as first
-    join written as w on w.upper_bound > first.id
-    where n.name = any (consumers)
-    group by n.name
+    cross join lateral pgmb.next_events(c.group_id, c.cursor, 1) as f
+    where n.name = any (consumers) and f.count > 0;
+    return query
+        with written as materialized (
+            select p.upper_bound, pgchange.estimated_size(p.partition_id) as bytes
+            from unnest(array['pgmb.events', 'pgmb.dispatched']::regclass[]) as t(tbl)
+            cross join lateral pgmb.partitions_in(t.tbl, (select min(f) from unnest(firsts) as f), now_id) as p
+            where p.upper_bound <= now_id
+        )
+        select f.name, sum(w.bytes)::bigint, 'event log'
+        from unnest(names, firsts) as f(name, id) join written as w on w.upper_bound > f.id collate "C"
+        group by f.name;
+end
 $$;
 
 create function pgmb.dispatching()

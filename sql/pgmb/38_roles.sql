@@ -103,7 +103,7 @@ select pgchange.add_role(
         'update (value) on pgmb.config'
     ],
     functions => $$
-        default_partition get_partitions_and_bounds get_current_partition holders overdue crowded_default place_scheduled make_partitions
+        default_partition partitions_in get_partitions_and_bounds get_current_partition holders overdue crowded_default place_scheduled make_partitions
         trim_partitions drop_emptied trim_published expire_subscriptions forget_faults maintain_append_only_table
         maintain_events_table forget_dropped pushing to_recapture recapture health misfit_settings
     $$);
@@ -135,7 +135,7 @@ create policy noted on pgmb.push_fault for insert with check (
 select pgchange.close_schema('pgmb', types => 'match', unpinned => $$
         address again at choose cursor_at cursor_hint cursors dispatch_key dispatch_pieces dispatch_some dispatched_batch due_before
         events_alone events_shared extract_date_from_event_id late micros move_dispatcher needs needs_after_dispatch needs_after_read
-        now_micros partitions put rank_of retries serialise_record_for_event serialised
+        now_micros over_gap partitions put rank_of retries serialise_record_for_event serialised
         set_group_cursor(text,text,boolean) slices undispatched unread_dispatches upkeep_key write_matches
     $$);
 

@@ -89,6 +89,16 @@ language sql stable as $$
     ) as moved
 $$;
 
+-- Whether a query of the commits behind a position is planned for few partitions of many. Then it is planned each time, because
+-- a kept plan locks all partitions, which takes longer. is_behind: see pubsub.over_gap().
+create function pubsub.has_narrow_plan(is_behind boolean) returns boolean
+language plpgsql stable as $$
+begin
+    return not is_behind and exists (
+        select from pg_inherits as i where i.inhparent = 'revision.commit_queue'::regclass offset 50);
+end
+$$;
+
 -- The changes of one slice of a batch, in order.
 create function pubsub.changes(branch_id bigint, bounds jsonb, after_txid bigint, after_id bigint, upto_txid bigint, upto_id bigint)
 returns table (id bigint, queue_id bigint, txid bigint, created_at timestamptz)
@@ -146,8 +156,9 @@ as $$
 declare
     upto pg_snapshot := coalesce(("position" -> 'within' ->> 'visible')::pg_snapshot, pubsub.current_snapshot());
     at record := pubsub.cursor_of("position");
-    seen pg_snapshot := (select o.after from pubsub.over_gap(choose.branch_id, at.after) as o);
-    late xid8[] := '{0}' || array(select pg_snapshot_xip(seen));
+    seen pg_snapshot;
+    is_narrow boolean;
+    late xid8[];
     only_txid xid8;
     step integer := greatest(10000, ceil(max_changes / 256.0));
     slices jsonb := '[]';
@@ -159,6 +170,8 @@ declare
     state pg_snapshot;
     partial jsonb;
 begin
+    select o.after, pubsub.has_narrow_plan(o.is_behind) into seen, is_narrow from pubsub.over_gap(choose.branch_id, at.after) as o;
+    late := '{0}' || array(select pg_snapshot_xip(seen));
     if in_order then
         upto := pgchange.snapshot_below(upto, pg_snapshot_xmin(upto));
     end if;
@@ -177,6 +190,9 @@ begin
     low := case when at.partial_txid is null or only_txid is null then jsonb_build_array(0, 0)
                 else jsonb_build_array(at.partial_txid::text::bigint, at.partial_id) end;
 
+    if is_narrow then
+        perform set_config('plan_cache_mode', 'force_custom_plan', true);
+    end if;
     for boundary in
         select * from (
             select row_number() over w as n, lead(u.id) over w is null as ends, u.txid, u.id, u.commit_id, u.created_at
@@ -191,6 +207,10 @@ begin
         where n = 1 or ends or n % step = 0 or n >= max_changes
     loop
         if boundary.n = 1 then
+            if is_narrow then
+                -- The expressions below keep their plans.
+                perform set_config('plan_cache_mode', 'force_generic_plan', true);
+            end if;
             oldest := boundary.created_at;
         end if;
         if boundary.n > max_changes then

@@ -234,6 +234,7 @@ as $$
 declare
     at record;
     seen pg_snapshot;
+    is_narrow boolean;
     late xid8[];
 begin
     perform pubsub.check_branch(branch_id);
@@ -243,8 +244,11 @@ begin
         raise exception using errcode = 'PC004', message = 'the point was taken in another database than this source',
             hint = 'the source was restored, upgraded or replaced since: take a new point';
     end if;
-    seen := (select o.after from pubsub.over_gap(branch_id, at.after) as o);
+    select o.after, pubsub.has_narrow_plan(o.is_behind) into seen, is_narrow from pubsub.over_gap(branch_id, at.after) as o;
     late := '{0}' || array(select pg_snapshot_xip(seen));
+    if is_narrow then
+        perform set_config('plan_cache_mode', 'force_custom_plan', true);
+    end if;
     return jsonb_build_object('goal', goal, 'passed', not exists (
         select from pubsub.unread(
             passed.branch_id, seen, at.partial_txid, at.partial_id, (goal ->> 'snapshot')::pg_snapshot,

@@ -1,16 +1,14 @@
 -- Trimming history that every consumer has processed. By default history is kept: a new consumer gets all commits.
 
--- A consumer that has not processed everything in a partition, or null. A consumer whose watermark is in another database counts
--- by its last claim, and by the point to which it was moved since. A dead letter that is on its way to a consumer with its
--- watermark here counts, too.
-create function pubsub.needed_by(partition regclass) returns text
-language plpgsql stable security definer as $$
-declare
-    holder record;
-    needed boolean;
+-- The positions behind which commits are kept, up to a transaction, with the consumer or the letter that needs them. A consumer
+-- whose watermark is in another database counts by its last claim, and by the point to which it was moved since. A dead letter
+-- that is on its way to a consumer with its watermark here counts, too.
+create function pubsub.holders()
+returns table (name text, branch_id bigint, snapshot pg_snapshot, partial_txid xid8, partial_id bigint, upto xid8)
+language plpgsql stable as $$
 begin
     -- A stored letter keeps nothing; a letter that is on its way needs its commits.
-    for holder in
+    return query
         select pubsub.name_of(w.consumer_id, w.branch_id) as name, w.branch_id, w.snapshot, w.partial_txid, w.partial_id,
                '18446744073709551615'::xid8 as upto
         from pubsub.watermark as w
@@ -30,19 +28,30 @@ begin
                at.partial_id, (l.content -> 'slices' -> -1 -> 'upto' ->> 0)::xid8
         from pgchange.letter as l
         cross join lateral pubsub.cursor_of(l.content -> 'bounds' -> 'after') as at
-        where l.kind = 'commit' and l.on_its_way
-    loop
-        execute format(
-            'select exists (select from %s as q where q.branch_id = $1 and q.txid >= $2 and q.txid <= $6 '
-            'and not pg_visible_in_snapshot(q.txid, $3) and not (q.txid = $4 and q.id <= $5 and $4 is not null))', partition)
-        using holder.branch_id, pg_snapshot_xmin(holder.snapshot), holder.snapshot, holder.partial_txid, holder.partial_id,
-              holder.upto
-        into needed;
-        if needed then
-            return holder.name;
-        end if;
-    end loop;
-    return null;
+        where l.kind = 'commit' and l.on_its_way;
+end
+$$;
+
+-- A consumer that has not processed everything in a partition, or null.
+create function pubsub.needed_by(partition regclass) returns text
+language plpgsql stable security definer
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+    holder text;
+begin
+    -- One query for all positions, because there can be hundreds of them.
+    execute format(
+        'select h.name from pubsub.holders() as h cross join lateral (select from %s as q where q.branch_id = h.branch_id '
+        'and q.txid >= pg_snapshot_xmin(h.snapshot) and q.txid <= h.upto and not pg_visible_in_snapshot(q.txid, h.snapshot) '
+        'and not (q.txid = h.partial_txid and q.id <= h.partial_id and h.partial_txid is not null) limit 1) as found_commit limit 1',
+        partition)
+    into holder;
+    return holder;
 end
 $$;
 
@@ -105,38 +114,72 @@ language sql stable as $$
        and (select r.latest from revision.range_of_default() as r) < settled
 $$;
 
--- How much of the queue each of these consumers keeps from being trimmed. That is the size of the complete partitions, from the
--- first commit that the consumer has not processed. An estimate by the sizes of the last vacuum. If the watermark of a consumer
--- is in another database, its last claim counts.
-create function pubsub.kept(consumers text[]) returns table (consumer text, bytes bigint, store text)
-language sql stable security definer
+-- The transaction of the first commit of a branch from a transaction on; null if there is none.
+create function pubsub.first_commit(branch_id bigint, txid xid8) returns bigint
+language plpgsql stable
+set plan_cache_mode = force_custom_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_sort = off
 set jit = off
 as $$
-    with written as materialized (
-        select p.upper, pgchange.estimated_size(p.relid) as bytes
-        from revision.partitions() as p
-        where p.upper <= pg_snapshot_xmin(pg_current_snapshot())::text::bigint
-    ), behind as (
-        select n.name, w.branch_id, w.txid::text::xid8 as txid
-        from pubsub.watermark as w cross join lateral pubsub.name_of(w.consumer_id, w.branch_id) as n(name)
-        where n.name = any (consumers)
-        union all
-        select c.consumer, (c.address -> 'branch_id')::bigint, pg_snapshot_xmin(at.after)
-        from pgchange.claim as c cross join lateral pubsub.cursor_of(c.after) as at
-        where c.kind = 'commit' and c.elsewhere and c.consumer = any (consumers)
-    )
-    select b.name, sum(w.bytes)::bigint, 'commit queue'
-    from behind as b
-    cross join lateral (
-        select q.txid from revision.commit_queue as q
-        where q.branch_id = b.branch_id and q.txid >= b.txid
-        order by q.branch_id, q.txid, q.id limit 1
-    ) as first
-    join written as w on w.upper > first.txid::text::bigint
-    group by b.name
+declare
+    low constant xid8 := greatest(txid, (
+        select g.high from revision.gap as g
+        where g.branch_id = first_commit.branch_id and g.low <= first_commit.txid order by g.low desc limit 1));
+    distance constant bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint - low::text::bigint;
+    first xid8;
+    part integer;
+begin
+    -- Behind a gap, the next commit is mostly near, so the first query is planned for few partitions.
+    foreach part in array array[64, 1] loop
+        -- Planning all partitions each time takes longer than keeping such a plan.
+        perform set_config('plan_cache_mode', 'force_generic_plan', true) where part = 1;
+        select q.txid into first from revision.commit_queue as q
+        where q.branch_id = first_commit.branch_id and q.txid >= low and q.txid <= (low::text::bigint + distance / part)::text::xid8
+        order by q.branch_id, q.txid, q.id limit 1;
+        exit when found;
+    end loop;
+    return first::text::bigint;
+end
+$$;
+
+-- How much of the queue each of these consumers keeps from being trimmed. That is the size of the complete partitions, from the
+-- first commit that the consumer has not processed. An estimate by the sizes of the last vacuum. If the watermark of a consumer
+-- is in another database, its last claim counts.
+create function pubsub.kept(consumers text[]) returns table (consumer text, bytes bigint, store text)
+language plpgsql stable security definer as $$
+declare
+    names text[];
+    firsts bigint[];
+    lowest bigint;
+begin
+    select array_agg(b.name), array_agg(b.first), min(b.first) into names, firsts, lowest
+    from (
+        select x.name, pubsub.first_commit(x.branch_id, x.txid) as first
+        from (
+            select n.name, w.branch_id, w.txid::text::xid8 as txid
+            from pubsub.watermark as w cross join lateral pubsub.name_of(w.consumer_id, w.branch_id) as n(name)
+            where n.name = any (consumers)
+            union all
+            select c.consumer, (c.address -> 'branch_id')::bigint, pg_snapshot_xmin(at.after)
+            from pgchange.claim as c cross join lateral pubsub.cursor_of(c.after) as at
+            where c.kind = 'commit' and c.elsewhere and c.consumer = any (consumers)
+        ) as x
+    ) as b;
+    if lowest is null then
+        return;
+    end if;
+    return query
+        with written as materialized (
+            select p.upper, pgchange.estimated_size(p.relid) as bytes
+            from revision.partitions_from(lowest) as p
+            where p.upper <= pg_snapshot_xmin(pg_current_snapshot())::text::bigint and p.upper > lowest
+        )
+        select f.name, sum(w.bytes)::bigint, 'commit queue'
+        from unnest(names, firsts) as f(name, txid) join written as w on w.upper > f.txid
+        group by f.name;
+end
 $$;
 
 -- The oldest partitions without which the queue is within its limits, of those that no transaction writes any more.

@@ -12,7 +12,7 @@ select pgchange.add_role(
         'select on pubsub.watermark, pubsub.out_of_order, pubsub.installed'
     ],
     functions => $$
-        current_snapshot unread cursor_of changes keyed_changes check_branch choose(bigint,jsonb,integer,boolean) over_gap count_unread count_behind lag_of lags lag faults point passed
+        current_snapshot unread cursor_of changes keyed_changes check_branch choose(bigint,jsonb,integer,boolean) over_gap has_narrow_plan count_unread count_behind lag_of lags lag faults point passed
         check_origin check_position check_positions register position lock_watermark poll poll_keyed status held_back_by kept mark
     $$);
 

@@ -25,12 +25,12 @@ create function revision.partitions() returns table (relid regclass, lower bigin
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    select i.inhrelid::regclass, b.bound[1]::bigint, b.bound[2]::bigint
+    select i.inhrelid::regclass, b.bound[2]::bigint, b.bound[4]::bigint
     from pg_inherits as i
     join pg_class as c on c.oid = i.inhrelid
-    cross join lateral regexp_match(
-        pg_get_expr(c.relpartbound, c.oid), $re$FROM \('(\d+)'\) TO \('(\d+)'\)$re$) as b(bound)
-    where i.inhparent = 'revision.commit_queue'::regclass and b.bound is not null
+    -- FOR VALUES FROM ('1') TO ('2')
+    cross join lateral string_to_array(pg_get_expr(c.relpartbound, c.oid), '''') as b(bound)
+    where i.inhparent = 'revision.commit_queue'::regclass and b.bound[4] is not null
     order by 2
 $$;
 
@@ -67,9 +67,10 @@ language sql stable as $$
     select coalesce(ceil(10 * max(p.seconds) * max(p.per_second)), 0)::bigint from revision.pace as p
 $$;
 
--- The transaction id behind the last partition; null if there is no partition. PostgreSQL writes out the bounds of a partition
--- slowly. revision.add_partitions() names partitions after their first id, so of these only the bounds of the last are read.
-create function revision.last_upper() returns bigint
+-- The partitions from an id on: the partition with the id, or the last before it, those behind it, and some more if they have
+-- names of their own. PostgreSQL writes out the bounds of a partition slowly. revision.add_partitions() names partitions after
+-- their first id, so of these only the bounds of the returned partitions are read.
+create function revision.partitions_from(id bigint) returns table (relid regclass, lower bigint, upper bigint)
 language sql stable as $$
     with named as materialized (
         select c.oid, case when c.relname like 'commit\_queue\__%' and length(c.relname) < 32 and ltrim(substr(c.relname, 14), '0123456789') = ''
@@ -77,10 +78,18 @@ language sql stable as $$
         from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
         where i.inhparent = 'revision.commit_queue'::regclass
     )
-    select max((substring(pg_get_expr(c.relpartbound, c.oid) from $re$TO \('(\d+)'\)$re$))::bigint)
+    select c.oid::regclass, b.bound[2]::bigint, b.bound[4]::bigint
     from pg_class as c
-    where c.oid = any (array(
-        select n.oid from named as n where n.lower is null or n.lower = (select max(x.lower) from named as x)))
+    cross join lateral string_to_array(pg_get_expr(c.relpartbound, c.oid), '''') as b(bound)
+    where b.bound[4] is not null and c.oid = any (array(
+        select n.oid from named as n
+        where n.lower is null or n.lower >= coalesce((select max(x.lower) from named as x where x.lower <= id), 0)))
+$$;
+
+-- The transaction id behind the last partition; null if there is no partition.
+create function revision.last_upper() returns bigint
+language sql stable as $$
+    select max(p.upper) from revision.partitions_from(9223372036854775807) as p
 $$;
 
 -- A text about when the partitions run out, if that is soon; null if there are enough.

@@ -9,7 +9,7 @@ from functools import partial
 
 import psycopg
 
-from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.feeds import CommitFeed, EventFeed
 from airflow_pgchange.feeds.feed import Watched
 from tests.benchmarks.many import GOAL, costs, query_cost
 from tests.benchmarks.measure import Report, cost_of, section
@@ -20,10 +20,22 @@ FEEDS, PARTITIONS, WIDTH = 50, 1_000, 20
 each."""
 MESSAGES = 100_000
 """The number of messages that no selector matches."""
+CLAIMS = {
+    "choose()": "select pubsub.choose('idle 1', 7, pubsub.position('idle 1', 7), 100, false, true, null)",
+    "passed()": "select pubsub.passed(7, pubsub.position('idle 1', 7), pubsub.point(7))",
+}
+PLANNED = 2
+"""The goal of a claim: with many partitions its queries are planned each time, for the few that they read."""
+TRIMMED = 5
+"""Seconds of CPU to empty all partitions, with as many idle consumers."""
+COUNTED = 5
+"""Milliseconds of CPU to count dead letters."""
 NOTES = 17_280
 """The number of samples of a day, one every five seconds."""
 A_LOOK = 0.3
 """The goal: milliseconds of CPU for the check of an idle worker of a tube."""
+LETTERS = 1_000_000
+"""Dead letters of five consumers."""
 EVENTS, DAYS, SECONDS = 200_000, 100, 1.0
 """The number of events that a group has not read, the number of partitions with these events, and the goal for
 health in seconds."""
@@ -35,7 +47,9 @@ def run(conninfo: str, report: Report) -> None:
         notes(connection, conninfo, report)
         tubes(conninfo, report)
         partitions(connection, conninfo, report)
+        idle_groups(connection, conninfo, report)
         groups(connection, report)
+        letters(connection, report)
 
 
 def number(connection: psycopg.Connection, query: str) -> int:
@@ -63,7 +77,7 @@ def partitions(connection: psycopg.Connection, conninfo: str, report: Report) ->
     connection.execute("vacuum analyze")
     feeds: list[Watched] = [CommitFeed(f"idle {n}", 7) for n in range(FEEDS)]
     with section(f"{FEEDS} idle consumers of commits: {PARTITIONS:,} partitions since / none"):
-        before = costs(connection, conninfo, feeds)
+        before = costs(connection, conninfo, feeds) | claims(connection)
         connection.execute(f"drop table revision.commit_queue_{begin + WIDTH}")
         edges = range(begin + WIDTH, end + 1, WIDTH)
         for n in range(0, PARTITIONS, 100):
@@ -77,10 +91,78 @@ def partitions(connection: psycopg.Connection, conninfo: str, report: Report) ->
         )
         connection.execute("select revision.maintain_partitions()")
         connection.execute("vacuum analyze")
+        after = costs(connection, conninfo, feeds) | claims(connection)
+        for name, cost in before.items():
+            report.say(f"{name}, none", cost, "ms CPU")
+            report.say(name, after[name] / cost, "x", most=PLANNED if name in CLAIMS else GOAL)
+        trim = "select * from pubsub.trim_commit_queue(interval '0')"
+        with connection.transaction(force_rollback=True):
+            report.say(
+                "trimming the partitions", query_cost(connection, trim, 1) / 1000, "s CPU", most=TRIMMED
+            )
+
+
+def claims(connection: psycopg.Connection) -> dict[str, float]:
+    """Milliseconds of the server's CPU: functions that read the commits behind one position."""
+    return {name: query_cost(connection, query, 15) for name, query in CLAIMS.items()}
+
+
+def idle_groups(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
+    """Groups of the event log that got no event for many partitions."""
+    with connection.transaction():
+        settings = {"partition_interval": "1 day", "partition_retention_period": f"{PARTITIONS + 1} days"}
+        for name, value in settings.items():
+            connection.execute("update pgmb.config set value = %s where id = %s", [value, name])
+    connection.execute(
+        "insert into pgmb.subscription_groups (id, last_read_event_id, source) select 'idle ' || n, "
+        "pgmb.create_event_id(now() - make_interval(days => %s), 0), pgmb.here() from generate_series(0, %s - 1) as n",
+        [PARTITIONS, FEEDS],
+    )
+    connection.execute("insert into pgmb.subscriptions (group_id) select id from pgmb.subscription_groups")
+    connection.execute("vacuum analyze")
+    feeds: list[Watched] = [EventFeed(f"idle {n}") for n in range(FEEDS)]
+    with section(f"{FEEDS} idle groups of events: {PARTITIONS:,} partitions since / none"):
+        before = costs(connection, conninfo, feeds)
+        for day in range(PARTITIONS, 0, -50):
+            spans = connection.execute(
+                "select array_agg(tstzrange(day, day + interval '1 day') order by day) "
+                "from generate_series(date_trunc('day', now()) - make_interval(days => %s), "
+                "date_trunc('day', now()) - make_interval(days => %s), interval '1 day') as day",
+                [day, day - 49],
+            ).fetchall()[0][0]
+            for table in ("pgmb.events", "pgmb.dispatched"):
+                connection.execute(
+                    "select pgmb.prepare_partition(%s, d) from unnest(%s::tstzrange[]) as d", [table, spans]
+                )
+                connection.execute(
+                    "select pgmb.attach_partitions(%s, %s::tstzrange[], '{}', true)", [table, spans]
+                )
+        connection.execute("select pgmb.make_partitions('pgmb.dispatched')")
+        connection.execute("vacuum analyze")
         after = costs(connection, conninfo, feeds)
         for name, cost in before.items():
             report.say(f"{name}, none", cost, "ms CPU")
             report.say(name, after[name] / cost, "x", most=GOAL)
+    with connection.transaction():
+        connection.execute("delete from pgmb.subscription_groups")
+        connection.execute(
+            "update pgmb.config set value = '60 minutes' where id = 'partition_retention_period'"
+        )
+    for table in ("pgmb.events", "pgmb.dispatched"):
+        while connection.execute("select pgmb.drop_emptied(%s)", [table]).fetchall():
+            pass
+
+
+def letters(connection: psycopg.Connection, report: Report) -> None:
+    with section(f"{LETTERS:,} dead letters"):
+        connection.execute(
+            "insert into pgchange.letter (kind, consumer, address, content, changes, reason, attempts) "
+            "select 'queue', 'queue:' || n %% 5, '{}', '{}', 1, 'given up', 1 from generate_series(1, %s) as n",
+            [LETTERS],
+        )
+        connection.execute("vacuum analyze")
+        told = "select * from pgchange.letters_health()"
+        report.say("letters_health()", query_cost(connection, told), "ms CPU", most=COUNTED)
 
 
 def selectors(connection: psycopg.Connection, report: Report) -> None:

@@ -396,6 +396,21 @@ def test_consumers_with_letters_are_told_with_how_many_and_where_to_look(connect
     assert told.startswith("2 dead letters since 20")
 
 
+def test_letters_are_counted_up_to_a_thousand_for_each_consumer(connection):
+    connection.execute(
+        "insert into pgchange.letter (kind, consumer, address, content, changes, reason, attempts, on_its_way) "
+        "select 'commit', 'commits:' || c, '{}', '{}', 1, 'x', 1, n > kept "
+        "from (values ('few/0', 2, 3), ('many/0', 1001, 1002), ('full/0', 1000, 1000), ('sent/0', 0, 5)) "
+        "as v(c, kept, most), generate_series(1, most) as n"
+    )
+    told = connection.execute("select consumer, told from pgchange.letters_health()").fetchall()
+    assert [(consumer, text.split(" since ")[0]) for consumer, text in told] == [
+        ("commits:few/0", "2 dead letters"),
+        ("commits:full/0", "1000 dead letters"),
+        ("commits:many/0", "more than 1000 dead letters"),
+    ]
+
+
 def test_consumers_with_letters_are_told_in_the_order_of_their_names(connection, db):
     for name in ("zeta", "eta", "beta", "alpha", "mu"):
         give_up(connection, db, n=1, feed=CommitFeed(name, 0))
