@@ -67,8 +67,8 @@ language sql stable as $$
     select coalesce(ceil(10 * max(p.seconds) * max(p.per_second)), 0)::bigint from revision.pace as p
 $$;
 
--- The partitions from an id on: the partition with the id, or the last before it, those behind it, and some more if they have
--- names of their own. PostgreSQL writes out the bounds of a partition slowly. revision.add_partitions() names partitions after
+-- The partition with an id, or the last before it, and all behind it. Partitions with names of their own are returned, too,
+-- wherever they are. PostgreSQL writes out the bounds of a partition slowly. revision.add_partitions() names partitions after
 -- their first id, so of these only the bounds of the returned partitions are read.
 create function revision.partitions_from(id bigint) returns table (relid regclass, lower bigint, upper bigint)
 language sql stable as $$

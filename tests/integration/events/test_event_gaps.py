@@ -108,7 +108,7 @@ def test_a_look_at_an_idle_group_locks_few_of_many_partitions(connect):
     configure(connection, partition_interval="1 second", future_intervals_to_create="1 minute")
     for _ in range(2):
         maintain(connection)
-    for _ in range(3):
+    for _ in range(8):
         to_next_partition(connection)
     connection.execute("select pgmb.note_gaps()")
     with connection.transaction():
