@@ -100,9 +100,9 @@ begin
 end
 $$;
 comment on function pgmb.replay_events(varchar, varchar, pgmb.event_id, integer) is
-    'The events of a subscription after an event that it had, at most this many. Events older than the subscription are selected '
-    'by its condition, the others as they were dispatched. Retries are left out, and copies of events that are replayed '
-    'themselves. Moves no cursor.';
+    'Returns at most max_events events of a subscription, those after from_event_id. Events older than the first that was '
+    'dispatched to it are selected by its condition; later events are returned if they were dispatched to it. Left out are '
+    'retries, and each copy whose original is replayed, too. Moves no cursor.';
 
 -- Evaluate the events of faults again: which match now, and which fail again. One query, so that all see the subscriptions of the
 -- same moment.

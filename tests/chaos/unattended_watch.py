@@ -161,7 +161,7 @@ def broken(watch: Watch, load: Load, told: str, log: Path) -> list[str]:
 
 
 def stubborn(told: str, load: Load) -> list[str]:
-    """Return the work that so many runs in a row postponed."""
+    """Return the work that too many runs in a row postponed (see ``STUBBORN``)."""
     runs = [
         set(re.findall(r"postponed [^;]+", line)) for line in told.splitlines() if "maintained in" in line
     ]
