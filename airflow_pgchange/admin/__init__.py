@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         skip_batch,
         trim_commit_queue,
     )
-    from airflow_pgchange.admin.schema import install, uninstall, upgrade
+    from airflow_pgchange.admin.schema import install, uninstall
+    from airflow_pgchange.admin.upgrades import upgrade
     from airflow_pgchange.admin.versions import Installed
 else:
     __getattr__, __dir__ = lazily(
@@ -53,7 +54,8 @@ else:
             "health": ["Finding", "findings"],
             "maintenance": ["Report", "maintain", "trim"],
             "maintenance_loop": ["maintain_every"],
-            "schema": ["install", "uninstall", "upgrade"],
+            "schema": ["install", "uninstall"],
+            "upgrades": ["upgrade"],
             "versions": ["Installed"],
         },
     )

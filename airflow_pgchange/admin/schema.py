@@ -1,4 +1,4 @@
-"""Install, upgrade and remove the SQL schemas of the feeds."""
+"""Install and remove the SQL schemas of the feeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psycopg import sql
 from airflow_pgchange.admin import original_systems, versions
 from airflow_pgchange.admin.dependent_objects import strangers
 from airflow_pgchange.admin.versions import SEALED, STAGING, Installed, System
-from airflow_pgchange.errors import InvalidArgument, PermissionDenied, Refused, SchemaVersionMismatch
+from airflow_pgchange.errors import InvalidArgument, PermissionDenied, Refused
 from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
 from airflow_pgchange.feeds.grants import identifier
@@ -34,8 +34,8 @@ def install(
     installed. Raises Refused if the server lacks an extension for a system in ``systems``, or if an installed
     system needs a dropped schema. Also if another program has a schema of the same name.
     """
-    with _as_owner(connection), connection.transaction():
-        _lock(connection)
+    with as_owner(connection), connection.transaction():
+        lock(connection)
         present = versions.present(connection)
         chosen = _with_needs(systems, without)
         for system in chosen:
@@ -124,44 +124,6 @@ def _refuse_gone(systems: Sequence[System], present: Sequence[str]) -> None:
             )
 
 
-def upgrade(connection: psycopg.Connection[Any]) -> list[Installed]:
-    """Upgrade all installed systems to the version of this package. Each numbered upgrade file is one transaction.
-
-    Raises SchemaVersionMismatch if the database has a newer version than the package.
-    """
-    with _as_owner(connection):
-        for system in versions.SYSTEMS:
-            while _upgraded_by_one(connection, system):
-                pass
-        return versions.installed(connection)
-
-
-def _upgraded_by_one(connection: psycopg.Connection[Any], system: System) -> bool:
-    with connection.transaction():
-        _lock(connection)
-        if system.folder not in versions.present(connection):
-            return False
-        current = versions.version(connection, system)
-        if current == 0 or current >= system.version:
-            versions.demand_version(connection, system)
-            return False
-        paths = list((versions.sql_folder() / system.folder / "upgrade").glob(f"{current + 1:04}_*.sql"))
-        if len(paths) != 1:
-            raise SchemaVersionMismatch(
-                f"this package has no upgrade of schema {system.schema} from version {current}: install the package "
-                f"whose version {current + 1} of it is"
-            )
-        connection.execute(paths[0].read_bytes(), prepare=False)
-        reached = versions.version(connection, system)
-        if reached != current + 1:
-            raise SchemaVersionMismatch(
-                f"{paths[0].name} left schema {system.schema} at version {reached}, not {current + 1}: install a package "
-                "whose upgrade is whole; nothing was changed"
-            )
-        versions.note_checksum(connection, system)
-        return True
-
-
 def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None = None) -> list[str]:
     """Remove systems with their triggers on users' tables, all or none, in the reverse order of installation.
 
@@ -172,8 +134,8 @@ def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None
     others, or if objects of others depend on it.
     """
     removed = []
-    with _as_owner(connection), connection.transaction():
-        _lock(connection)
+    with as_owner(connection), connection.transaction():
+        lock(connection)
         present = versions.present(connection)
         chosen = _chosen(systems)
         _refuse_needed([system for system in chosen if system.folder in present], present)
@@ -245,7 +207,7 @@ def _used(schema: str, system: System, theirs: Sequence[str]) -> Refused:
 
 
 @contextmanager
-def _as_owner(connection: psycopg.Connection[Any]) -> Iterator[None]:
+def as_owner(connection: psycopg.Connection[Any]) -> Iterator[None]:
     """Translate the driver's errors. PermissionDenied gets the advice to run as the owner of the schemas."""
     try:
         with translated(), refusal_kept(connection, ""):
@@ -271,7 +233,7 @@ def _chosen(systems: Sequence[str] | None) -> list[System]:
     return [system for system in versions.SYSTEMS if systems is None or system.folder in systems]
 
 
-def _lock(connection: psycopg.Connection[Any]) -> None:
+def lock(connection: psycopg.Connection[Any]) -> None:
     """Wait for other sessions that install or remove schemas, and make their changes visible to this transaction."""
     try:
         connection.execute("set transaction isolation level read committed")

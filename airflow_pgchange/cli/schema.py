@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from typing import Any
 
-from airflow_pgchange.admin import schema
+from airflow_pgchange.admin import schema, upgrades
 from airflow_pgchange.admin.versions import Installed
 from airflow_pgchange.cli.common import Rows, command, confirm, database
 
@@ -21,7 +22,7 @@ def install(args: Namespace) -> Rows:
 @command("Our schemas are not here: `airflow-pgchange install` makes them.")
 def upgrade(args: Namespace) -> Rows:
     with database(args) as connection:
-        return [_loaded(state) for state in schema.upgrade(connection)]
+        return [_loaded(state) for state in upgrades.upgrade(connection, _say)]
 
 
 @command("Our schemas are not here: nothing to remove.")
@@ -29,6 +30,10 @@ def uninstall(args: Namespace) -> Rows:
     confirm(args, "Queues, watermarks and all waiting changes will be deleted; your own tables stay.")
     with database(args) as connection:
         return [{"removed": name} for name in schema.uninstall(connection, args.systems)]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _loaded(state: Installed) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_pgchange.admin import schema
+from airflow_pgchange.admin import schema, upgrades
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.utils.arguments import CheckedArguments, checks
 
@@ -47,7 +47,7 @@ class InstallSchemaOperator(CheckedArguments, BaseOperator):
         """Return the state of each system, with the reason if it was left out:
         ``[{system, version, needed, intact, left_out}]``."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            schema.upgrade(connection)
+            upgrades.upgrade(connection)
             found = schema.install(connection, self.systems, without=self.without or ())
         for state in found:
             if state.left_out:

@@ -272,6 +272,13 @@ begin
 end
 $$;
 
+-- The recorded batch of a consumer at the place of this source. After a restore and a repair, the record still has the place from
+-- before, and an ack would bring the consumer back to it.
+create function pgchange.placed(batch jsonb, here text) returns jsonb
+language sql immutable as $$
+    select pg_catalog.jsonb_set(batch, '{bounds,source}', pg_catalog.to_jsonb(here))
+$$;
+
 -- Refuse a position from another place, or beyond the last claim of its consumer; else return the place.
 create function pgchange.check_known(kind text, consumer text, "position" jsonb, here text, is_native boolean) returns text
 language plpgsql stable as $$

@@ -101,7 +101,7 @@ $$, 'The claim that a position has not acked yet, or null. The claim of a dead l
 
     perform pgchange.add_offer('position', 'in_work', '%1$s, "position" jsonb', 'jsonb', 'stable', true, 'consumer', $$
 begin
-    return pgchange.in_work(%1$I.pending(%2$s, "position"));
+    return pgchange.placed(pgchange.in_work(%1$I.pending(%2$s, "position")), %4$I.here());
 end
 $$, 'At the source: the batch that a position has not acked yet, or null. It comes with its attempts and last error, and whether '
     'the progress is in another database.');
@@ -151,7 +151,7 @@ begin
         perform pgchange.refuse_stale(%1$I.name_of(%2$s), batch);
     end if;
     perform pgchange.check_attempt(mark.consumer, batch, mark.attempt);
-    return %1$I.again(%2$s, mark.batch || pg_catalog.jsonb_build_object(
+    return %1$I.again(%2$s, pgchange.placed(mark.batch, %4$I.here()) || pg_catalog.jsonb_build_object(
         'attempt', mark.attempt, 'lsn', pg_catalog.pg_current_wal_insert_lsn()));
 end
 $$, 'Return the batch with this id, version and attempt, as the claim returned it, in a transaction that holds the lock. Refuse '
@@ -219,7 +219,7 @@ begin
             if batch -> 'bounds' ? 'letter' then
                 perform %1$I.letter_batch(%2$s, "position");
             end if;
-            return %1$I.again(%2$s, batch);
+            return %1$I.again(%2$s, pgchange.placed(batch, here));
         end if;
         perform pgchange.note_split(%3$L, consumer_name, mark.batch_id, mark.attempt);
     end if;

@@ -75,5 +75,5 @@ create policy kept on pgchange.lag_limit using (pgchange.has_letter_right('keep'
 select pgchange.close_schema('pgchange', types => 'consumer_status finding', unpinned => $$
         check_again check_attempt check_attempts check_claim check_lease check_claimed check_known check_on_give_up check_position
         are_named check_version close_schema fits in_work is_named is_native last_claim lock_briefly next_number next_version note_claim note_end
-        note_failed parts_left record refuse_stale settings unacked
+        note_failed parts_left placed record refuse_stale settings unacked
     $$);

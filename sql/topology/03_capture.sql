@@ -189,8 +189,10 @@ $$;
 
 create trigger keys_kept before update on topology._pico_replicaset for each row
     when ((old.name, old.uuid) is distinct from (new.name, new.uuid)) execute function topology.keep_keys();
+-- A comparison of rows would have other parentheses after a restore, so that the trigger would look changed.
 create trigger keys_kept before update on topology._pico_instance for each row
-    when ((old.name, old.uuid, old.raft_id) is distinct from (new.name, new.uuid, new.raft_id)) execute function topology.keep_keys();
+    when (old.name is distinct from new.name or old.uuid is distinct from new.uuid or old.raft_id is distinct from new.raft_id)
+    execute function topology.keep_keys();
 
 do $$
 declare

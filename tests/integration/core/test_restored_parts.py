@@ -7,12 +7,12 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange.admin import manual_operations, schema, versions
+from airflow_pgchange.admin import manual_operations, schema, upgrades, versions
 from airflow_pgchange.errors import SchemaVersionMismatch, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed
 from tests import dumps
 from tests.batches import drained
-from tests.commits import commits
+from tests.commits import claim_and_fail, commits
 from tests.conftest import database
 from tests.events import publish, subscribe
 from tests.topology import make_catalogue
@@ -111,6 +111,16 @@ def test_a_catalogue_that_comes_into_an_installed_one_is_repaired(db, connect, i
         drained(feed, installed)
     assert manual_operations.repair_consumer(connection, connection, feed) == "exactly once"
     assert drained(feed, installed) == []
+
+
+def test_a_batch_that_was_in_work_goes_on_after_one_repair(db, connect, installed, restore):
+    feed = TopologyFeed("here")
+    make_catalogue(connect())
+    claimed = claim_and_fail(db, feed=feed, limit=2)
+    connection = restore(*DATA)
+    assert manual_operations.repair_consumer(connection, connection, feed) == "exactly once"
+    changes = drained(feed, installed, limit=2)
+    assert len(changes) == len({change.id for change in changes}) > claimed.count
 
 
 def test_events_that_come_into_an_installed_log_are_dispatched_once(db, connect, installed, restore):
@@ -215,7 +225,7 @@ def test_schemas_that_came_without_their_data_say_what_to_do(emptied):
 
 
 def test_schemas_that_came_without_their_data_are_not_taken_for_installed(emptied):
-    for deed in (schema.install, schema.upgrade):
+    for deed in (schema.install, upgrades.upgrade):
         with pytest.raises(SchemaVersionMismatch, match="came without its data.*airflow-pgchange uninstall"):
             deed(emptied)
     schema.uninstall(emptied)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import consumers, schema, versions
+from airflow_pgchange.admin import consumers, schema, upgrades, versions
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.errors import (
     InvalidArgument,
@@ -56,7 +56,7 @@ def test_changes_of_a_schema_by_hand_are_reported(connect):
 def test_a_schema_made_from_other_files_is_not_taken_for_this_packages(connect):
     connection = connect()
     connection.execute("update pubsub.installed set checksum = 'another'")
-    for deed in (schema.install, schema.upgrade):
+    for deed in (schema.install, upgrades.upgrade):
         with pytest.raises(
             SchemaVersionMismatch, match=r"schema pubsub .* other files.*airflow-pgchange uninstall"
         ):
@@ -79,7 +79,7 @@ def test_a_transaction_that_could_not_see_what_others_install_is_told_so(bare_db
     connection = connect_to(bare_db, autocommit=False)
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     connection.execute("select 1")
-    for deed in (schema.install, schema.upgrade, schema.uninstall):
+    for deed in (schema.install, upgrades.upgrade, schema.uninstall):
         with pytest.raises(Refused, match="read committed"):
             deed(connection)
     assert schemas(connection) == set()
@@ -155,7 +155,7 @@ def test_the_others_are_used_beside_a_schema_of_others(geometry):
     held = [state.system for state in schema.install(geometry, without=["topology"]) if not state.left_out]
     assert held == [system.folder for system in possible(geometry) if system.folder != "topology"]
     assert versions.present(geometry) == held
-    schema.upgrade(geometry)
+    upgrades.upgrade(geometry)
     report = maintain(geometry, retention="30 days")
     assert (report.failed, report.attention) == ([], [])
     assert consumers.status(geometry) == []
@@ -517,7 +517,7 @@ def test_a_published_database_can_be_installed_upgraded_and_removed(bare_db, con
     connection = connect_to(bare_db)
     connection.execute("create publication everything for all tables")
     schema.install(connection)
-    schema.upgrade(connection)
+    upgrades.upgrade(connection)
     assert all(state.intact for state in versions.installed(connection))
     schema.uninstall(connection)
     assert schemas(connection) == set()

@@ -1,0 +1,1 @@
+"""Kept releases, and the tests' tools for upgrades from them. ``python -m tests.releases`` lists its commands."""
