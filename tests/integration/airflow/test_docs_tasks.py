@@ -147,3 +147,10 @@ def test_the_service_of_the_page_gets_each_order(follow: Follow) -> None:
     keys = {request.headers["idempotency-key"] for request in requests}
     assert len(keys) == 3
     assert json.loads(requests[0].body) == {"customer": "ann", "order_id": 1}
+
+
+def test_every_page_with_steps_is_followed() -> None:
+    tests = Path(__file__).read_text()
+    pages = [page.stem for page in HOW_TO.glob("*.md") if "\n## 1. " in page.read_text()]
+    assert len(pages) > 10
+    assert [page for page in pages if f'"{page}"' not in tests] == []
