@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from airflow_pgchange import tubes
 from airflow_pgchange.admin import consumers, schema
 from airflow_pgchange.errors import PermissionDenied, Refused, SchemaMissing
-from airflow_pgchange.feeds.error_translation import from_postgres
+from airflow_pgchange.feeds.error_translation import from_postgres, translated
+from airflow_pgchange.feeds.queries import ask
 from tests.tubes import attach, make, one, touch, touched
 
 
@@ -132,12 +134,10 @@ def test_a_tube_takes_its_faults_with_it(connection):
 
 def test_a_missing_right_on_a_tube_is_told_with_the_grants_of_tubes(connection, role, connect_to):
     worker = connect_to(role("nobody").conninfo)
-    with pytest.raises(psycopg.Error) as told:
-        worker.execute("select tube.tube_list()")
-    ours = from_postgres(told.value)
-    assert isinstance(ours, PermissionDenied)
-    assert "tube.grant_consumer" in str(ours)
-    assert "pubsub" not in str(ours)
+    with pytest.raises(PermissionDenied) as error, translated():
+        ask(worker, sql.SQL("select tube.tube_list()"))
+    assert "tube.grant_consumer" in str(error.value)
+    assert "pubsub" not in str(error.value)
 
 
 @pytest.mark.parametrize(
