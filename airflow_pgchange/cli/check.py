@@ -110,7 +110,9 @@ def _check_place(
         results = [(None, str(error).strip())] * len(ordered)
     for (feed, dags), (new, problem) in zip(ordered, results, strict=True):
         name = "" if feed is None else feed.name
-        problems = [clash.told() for clash in asset_clashes if feed and clash.is_of(place.connection, feed)]
+        problems = [
+            clash.description() for clash in asset_clashes if feed and clash.is_of(place.connection, feed)
+        ]
         if problem:
             problems.insert(0, without_secrets(problem, conninfos))
         if new is not None and len(starts[place, name]) > 1:

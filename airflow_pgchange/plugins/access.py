@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from airflow_pgchange.plugins.audit import noted
 from airflow_pgchange.plugins.databases import ParsedDags, Place, Places
-from airflow_pgchange.plugins.request_limit import room
+from airflow_pgchange.plugins.request_limit import limited
 
 Source = Annotated[
     str | None,
@@ -34,7 +34,7 @@ Method = Literal["GET", "PUT"]
 VIEW = Depends(requires_access_view(AccessView.PLUGINS))
 """A route with this dependency works only for users who may see plugins."""
 
-LOOKING = [VIEW, room("looks")]
+READING = [VIEW, limited("reads")]
 """The dependencies of each route that reads from a database."""
 
 
@@ -153,14 +153,14 @@ def _our_origins(request: Request) -> set[str]:
 
 def reading() -> list[Any]:
     """The dependencies of a route that shows payloads and errors."""
-    return [*LOOKING, Depends(requires_access_connection("GET")), source_allowed("GET"), NAMED]
+    return [*READING, Depends(requires_access_connection("GET")), source_allowed("GET"), NAMED]
 
 
 def acting(event: str, body: type[BaseModel] | None = None) -> list[Any]:
     """The dependencies of a route that changes something.
 
     The user and the request are written to the audit log before the action. ``body`` is the model of the route's
-    parameter ``asked``.
+    parameter ``payload``.
     """
     return [
         VIEW,
@@ -168,6 +168,6 @@ def acting(event: str, body: type[BaseModel] | None = None) -> list[Any]:
         Depends(requires_access_connection("PUT")),
         source_allowed("PUT"),
         NAMED,
-        room("actions"),
+        limited("actions"),
         noted(event, body),
     ]

@@ -77,49 +77,49 @@ def both(connection_id: str, source: str | None) -> Iterator[tuple[psycopg.Conne
 
 
 @router.post("/connections/{connection_id:path}/consumers/skip", dependencies=acting("pgchange_skip", Skip))
-def skip(connection_id: str, asked: Skip, source: Source = None) -> Done:
+def skip(connection_id: str, payload: Skip, source: Source = None) -> Done:
     """Skip the batch that a consumer cannot finish. The batch becomes a dead letter."""
-    feed = consumers.named(asked.consumer)
+    feed = consumers.named(payload.consumer)
     with both(connection_id, source) as (results, changes):
-        batch = manual_operations.skip_batch(results, changes, feed(changes), asked.reason)
-    return Done(done=[f"{asked.consumer}: batch {batch} is a dead letter now"])
+        batch = manual_operations.skip_batch(results, changes, feed(changes), payload.reason)
+    return Done(done=[f"{payload.consumer}: batch {batch} is a dead letter now"])
 
 
 @router.post(
     "/connections/{connection_id:path}/consumers/release", dependencies=acting("pgchange_release", One)
 )
-def release(connection_id: str, asked: One, source: Source = None) -> Done:
+def release(connection_id: str, payload: One, source: Source = None) -> Done:
     """End the leases of a consumer. Its batches can be claimed again, and the former holders can no longer ack them."""
-    feed = consumers.named(asked.consumer)
+    feed = consumers.named(payload.consumer)
     with both(connection_id, source) as (_, changes):
         ended = manual_operations.end_leases(changes, feed(changes))
-    return Done(done=[f"{asked.consumer}: leases ended: {ended}"])
+    return Done(done=[f"{payload.consumer}: leases ended: {ended}"])
 
 
 @router.post("/connections/{connection_id:path}/consumers/move", dependencies=acting("pgchange_move", Move))
-def move(connection_id: str, asked: Move, source: Source = None) -> Done:
+def move(connection_id: str, payload: Move, source: Source = None) -> Done:
     """Move a consumer to the beginning, to now or to a time. It then skips changes, or gets changes again."""
-    feed = consumers.movable(asked.consumer)
+    feed = consumers.movable(payload.consumer)
     with both(connection_id, source) as (results, changes):
-        manual_operations.move_consumer(results, changes, feed, asked.to)
-    return Done(done=[f"{feed.name} has moved to {asked.to}"])
+        manual_operations.move_consumer(results, changes, feed, payload.to)
+    return Done(done=[f"{feed.name} has moved to {payload.to}"])
 
 
 @router.post(
     "/connections/{connection_id:path}/consumers/repair", dependencies=acting("pgchange_repair", One)
 )
-def repair(connection_id: str, asked: One, source: Source = None) -> Done:
+def repair(connection_id: str, payload: One, source: Source = None) -> Done:
     """Let a consumer go on after its source lost its latest changes, or was restored. Batches may come again."""
-    feed = consumers.movable(asked.consumer)
+    feed = consumers.movable(payload.consumer)
     with both(connection_id, source) as (results, changes):
         guarantee = manual_operations.repair_consumer(results, changes, feed)
     return Done(done=[f"{feed.name} goes on: {guarantee} from here on"])
 
 
 @router.post("/connections/{connection_id:path}/consumers/drop", dependencies=acting("pgchange_drop", One))
-def drop(connection_id: str, asked: One, source: Source = None) -> Done:
+def drop(connection_id: str, payload: One, source: Source = None) -> Done:
     """Drop a consumer. A consumer of the same name would begin anew."""
-    feed = consumers.movable(asked.consumer)
+    feed = consumers.movable(payload.consumer)
     with both(connection_id, source) as (results, changes):
         manual_operations.drop_consumer(results, changes, feed)
     return Done(done=[f"{feed.name} is forgotten"])
@@ -129,30 +129,32 @@ def drop(connection_id: str, asked: One, source: Source = None) -> Done:
     "/connections/{connection_id:path}/letters/redrive",
     dependencies=acting("pgchange_letters_redrive", Numbers),
 )
-def redrive(connection_id: str, asked: Numbers, source: Source = None) -> Done:
+def redrive(connection_id: str, payload: Numbers, source: Source = None) -> Done:
     """Send dead letters again, each to its own consumer only."""
     with both(connection_id, source) as (results, changes):
-        sent = dead_letters.redrive(results, changes, ids=asked.ids)
+        sent = dead_letters.redrive(results, changes, ids=payload.ids)
     return Done(done=[f"letter {number} is sent again" for number in sent])
 
 
 @router.post(
     "/connections/{connection_id:path}/letters/drop", dependencies=acting("pgchange_letters_drop", Numbers)
 )
-def drop_letters(connection_id: str, asked: Numbers) -> Done:
+def drop_letters(connection_id: str, payload: Numbers) -> Done:
     """Delete dead letters. Their changes are lost."""
     with both(connection_id, None) as (results, _):
-        dropped = dead_letters.drop_letters(results, ids=asked.ids)
+        dropped = dead_letters.drop_letters(results, ids=payload.ids)
     return Done(done=[f"letter {number} is dropped" for number in dropped])
 
 
 @router.post(
     "/connections/{connection_id:path}/letters/erase", dependencies=acting("pgchange_letters_erase", Key)
 )
-def erase_letters(connection_id: str, asked: Key) -> Done:
+def erase_letters(connection_id: str, payload: Key) -> Done:
     """Erase the changes of one key from dead letters, and keep their other changes."""
     with both(connection_id, None) as (results, _):
-        letters = dead_letters.erase_letters(results, asked.key, field=asked.field, consumer=asked.consumer)
+        letters = dead_letters.erase_letters(
+            results, payload.key, field=payload.field, consumer=payload.consumer
+        )
     erased = [f"letter {letter.id}: changes erased: {letter.erased}" for letter in letters]
     return Done(done=erased or ["no letter held this key"])
 

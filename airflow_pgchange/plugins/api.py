@@ -25,14 +25,14 @@ from airflow_pgchange.plugins import (
     sagas,
     topology,
 )
-from airflow_pgchange.plugins.access import LOOKING, VIEW, Rights, Source, check_named, reading
+from airflow_pgchange.plugins.access import READING, VIEW, Rights, Source, check_named, reading
 from airflow_pgchange.plugins.databases import ParsedDags, Place, Places
 from airflow_pgchange.plugins.dead_letters import letter, letters
 from airflow_pgchange.plugins.overview import consumer as history_of
 from airflow_pgchange.plugins.overview import overview, saga, view
-from airflow_pgchange.plugins.page_queries import Windows
+from airflow_pgchange.plugins.page_queries import QueryCache
 from airflow_pgchange.plugins.request_fields import AsciiResponse, Number, unfit
-from airflow_pgchange.plugins.request_limit import Rooms
+from airflow_pgchange.plugins.request_limit import RequestLimits
 from airflow_pgchange.plugins.views import View
 
 OF_A_DATABASE: dict[str, View[Any]] = {
@@ -66,8 +66,8 @@ def build() -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    windows, dags = Windows(), ParsedDags()
-    app.state.dags, app.state.rooms = dags, Rooms()
+    query_cache, dags = QueryCache(), ParsedDags()
+    app.state.dags, app.state.request_limits = dags, RequestLimits()
     for kind in (errors.PgChangeError, psycopg.Error, AirflowNotFoundException):
         app.add_exception_handler(kind, _error_response)
     app.add_exception_handler(RequestValidationError, unfit)
@@ -81,16 +81,16 @@ def build() -> FastAPI:
         check_named(places, place)
         return places, rights
 
-    @app.get("/overview", dependencies=LOOKING, tags=["looks"])
+    @app.get("/overview", dependencies=READING, tags=["reads"])
     def show_overview(user: GetUserDep, session: SessionDep) -> datamodels.Overview:
         """Every consumer of every database that DAGs name, and the findings that need attention."""
         places = dags.places(session)
         rights = Rights(user, places, session)
         # Release the metadata session before querying other databases, which may be slow.
         session.close()
-        return overview(windows, places, rights)
+        return overview(query_cache, places, rights)
 
-    @app.get("/connections/{connection_id:path}/consumer", dependencies=LOOKING, tags=["looks"])
+    @app.get("/connections/{connection_id:path}/consumer", dependencies=READING, tags=["reads"])
     def show_consumer(
         connection_id: str,
         kind: str,
@@ -103,42 +103,42 @@ def build() -> FastAPI:
         """The last hour of a consumer, and the attempts on its batches in the last day."""
         place = Place(connection_id, source)
         places, rights = seeing(place, user, session)
-        return history_of(windows, places, place, kind, consumer, rights=rights)
+        return history_of(query_cache, places, place, kind, consumer, rights=rights)
 
-    @app.get("/connections/{connection_id:path}/letters", dependencies=reading(), tags=["looks"])
+    @app.get("/connections/{connection_id:path}/letters", dependencies=reading(), tags=["reads"])
     def show_letters(connection_id: str, source: Source = None) -> datamodels.Letters:
         """The dead letters of a database in groups of the same error, with the latest letters of each group."""
-        return letters(windows, Place(connection_id, source))
+        return letters(query_cache, Place(connection_id, source))
 
-    @app.get("/connections/{connection_id:path}/letters/{number}", dependencies=reading(), tags=["looks"])
+    @app.get("/connections/{connection_id:path}/letters/{number}", dependencies=reading(), tags=["reads"])
     def show_letter(connection_id: str, number: Number) -> datamodels.Held:
         """The content of a dead letter."""
-        return letter(windows, Place(connection_id), number)
+        return letter(query_cache, Place(connection_id), number)
 
-    def look(name: str, asked: View[Any]) -> None:
+    def add_view(name: str, database_view: View[Any]) -> None:
         def show(connection_id: str, user: GetUserDep, session: SessionDep) -> Any:
             _, rights = seeing(Place(connection_id), user, session)
-            return view(windows, connection_id, rights, asked)
+            return view(query_cache, connection_id, rights, database_view)
 
         route = app.get(
             f"/connections/{{connection_id:path}}/{name}",
-            dependencies=LOOKING,
-            tags=["looks"],
-            response_model=type(asked.nothing),
-            description=asked.question.__doc__,
+            dependencies=READING,
+            tags=["reads"],
+            response_model=type(database_view.nothing),
+            description=database_view.question.__doc__,
         )
         route(show)
 
-    for name, asked in OF_A_DATABASE.items():
-        look(name, asked)
+    for name, database_view in OF_A_DATABASE.items():
+        add_view(name, database_view)
 
-    @app.get("/connections/{connection_id:path}/sagas/{number}", dependencies=LOOKING, tags=["looks"])
+    @app.get("/connections/{connection_id:path}/sagas/{number}", dependencies=READING, tags=["reads"])
     def show_saga(
         connection_id: str, number: Number, *, user: GetUserDep, session: SessionDep, data: bool = True
     ) -> sagas.Steps:
         """The steps of a saga, and the data with which it was started."""
         _, rights = seeing(Place(connection_id), user, session)
-        return saga(windows, connection_id, rights, number, with_data=data)
+        return saga(query_cache, connection_id, rights, number, with_data=data)
 
     app.include_router(actions.router)
     app.include_router(backfills.router)

@@ -18,7 +18,7 @@ from starlette.types import Message
 def noted(event: str, body: type[BaseModel] | None = None) -> Any:
     """Return a dependency that writes an action to the audit log before the action is done.
 
-    ``body`` is the model of the parameter ``asked`` of the route. Airflow logs a body only if its content type is spelt
+    ``body`` is the model of the parameter ``payload`` of the route. Airflow logs a body only if its content type is spelt
     in one way, and FastAPI accepts other spellings and types. Airflow also logs fields that no action reads, which could
     replace fields that are read. So Airflow gets a request that has only the fields of the model.
 
@@ -34,12 +34,12 @@ def noted(event: str, body: type[BaseModel] | None = None) -> Any:
     async def note(request: Request, session: SessionDep, user: GetUserDep) -> None:
         await log({}, request, session, user)
 
-    async def note_with_body(asked: Any, request: Request, session: SessionDep, user: GetUserDep) -> None:
-        await log(asked.model_dump(mode="json"), request, session, user)
+    async def note_with_body(payload: Any, request: Request, session: SessionDep, user: GetUserDep) -> None:
+        await log(payload.model_dump(mode="json"), request, session, user)
 
     if body is None:
         return Depends(note)
-    note_with_body.__annotations__["asked"] = body
+    note_with_body.__annotations__["payload"] = body
     return Depends(note_with_body)
 
 

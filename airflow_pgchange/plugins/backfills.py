@@ -42,7 +42,7 @@ class Wanted(BaseModel):
 def backfills(connections: Sequence[psycopg.Connection[Any]]) -> datamodels.Backfills:
     """Return the latest backfills of a database, and the tables that are attached to its tubes."""
     connection = connections[0]
-    answer = datamodels.Backfills(backfills=[], tables=[], trouble=None)
+    answer = datamodels.Backfills(backfills=[], tables=[], failure=None)
     if "tube" in versions.present(connection):
         answer.backfills = [datamodels.Backfill(**row) for row in records(connection, BACKFILLS, [SHOWN])]
         answer.tables = [datamodels.Table(**row) for row in records(connection, TABLES)]
@@ -55,19 +55,21 @@ def state_only(answer: datamodels.Backfills) -> datamodels.Backfills:
     return answer.model_copy(update={"backfills": shown, "tables": []})
 
 
-VIEW = View(backfills, datamodels.Backfills(backfills=[], tables=[], trouble=None), state_only)
+VIEW = View(backfills, datamodels.Backfills(backfills=[], tables=[], failure=None), state_only)
 
 
 @router.post(
     "/connections/{connection_id:path}/backfills/start",
     dependencies=acting("pgchange_backfill_start", Wanted),
 )
-def start(connection_id: str, asked: Wanted) -> Done:
+def start(connection_id: str, payload: Wanted) -> Done:
     """Ask the workers of a tube to backfill a table. An unfinished backfill of the table continues where it stopped."""
     with both(connection_id, None) as (connection, _):
-        number = tubes.ask_backfill(connection, asked.tube, asked.table)
+        number = tubes.ask_backfill(connection, payload.tube, payload.table)
     return Done(
-        done=[f"backfill {number} of {asked.table} goes on with the next run of the workers of {asked.tube}"]
+        done=[
+            f"backfill {number} of {payload.table} goes on with the next run of the workers of {payload.tube}"
+        ]
     )
 
 

@@ -183,7 +183,7 @@ class ParsedDags:
 
     def _log(self, current: list[Clash]) -> None:
         """Log each clash once, and again if it comes back."""
-        messages = {clash.told() for clash in current}
+        messages = {clash.description() for clash in current}
         with self._lock:
             new, self._logged = messages - self._logged, messages
         for message in sorted(new):

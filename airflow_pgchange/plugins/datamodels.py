@@ -20,7 +20,7 @@ class Database(BaseModel):
     connection: str
     state: Answering = Field(description="asked: it has not answered yet. late: its latest answer is old")
     age: float | None = Field(description="Seconds since its latest answer")
-    trouble: str | None = Field(description="Reason why it does not answer, for readers of the connection")
+    failure: str | None = Field(description="Reason why it does not answer, for readers of the connection")
     left_out: list[str] = Field(description="Missing parts of the answer, for readers of the connection")
     dags: list[str] = Field(description="DAGs that use the connection and that the user may read")
     may_read: bool
@@ -163,7 +163,7 @@ class History(BaseModel):
 
     samples: list[Sample]
     attempts: list[Attempt]
-    trouble: str | None
+    failure: str | None
 
 
 class Letter(BaseModel):
@@ -222,7 +222,7 @@ class Held(BaseModel):
 
     content: str | None = None
     cut: bool = False
-    trouble: str | None = None
+    failure: str | None = None
 
 
 class Letters(BaseModel):
@@ -232,7 +232,7 @@ class Letters(BaseModel):
     letters: list[Letter]
     groups: list[LetterGroup]
     all: int
-    trouble: str | None
+    failure: str | None
 
 
 class Backfill(BaseModel):
@@ -273,7 +273,7 @@ class Backfills(BaseModel):
 
     backfills: list[Backfill]
     tables: list[Table]
-    trouble: str | None
+    failure: str | None
 
 
 class Done(BaseModel):

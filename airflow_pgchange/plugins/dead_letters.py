@@ -15,8 +15,8 @@ from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.errors import UnknownLetter
 from airflow_pgchange.plugins import datamodels
 from airflow_pgchange.plugins.databases import Place
-from airflow_pgchange.plugins.page_queries import Windows
-from airflow_pgchange.plugins.query_threads import trouble_of
+from airflow_pgchange.plugins.page_queries import QueryCache
+from airflow_pgchange.plugins.query_threads import failure_of
 
 LETTERS = 200
 """Maximum numbers of dead letters and of groups shown: the latest."""
@@ -33,38 +33,38 @@ LONGEST = 200
 Connections = Sequence[psycopg.Connection[Any]]
 
 
-def letters(windows: Windows, place: Place) -> datamodels.Letters:
+def letters(query_cache: QueryCache, place: Place) -> datamodels.Letters:
     """Return the dead letters of a place in groups. The group with the latest letter comes first."""
-    look = windows.asked(place, _letters)
-    said = look.said or []
-    groups = grouped(said)
+    cached = query_cache.answer(place, _letters)
+    found = cached.answer or []
+    groups = grouped(found)
     shown = list(groups.items())[:LETTERS]
     each = max(1, LETTERS // max(1, len(shown)))
     return datamodels.Letters(
         letters=[_letter(dead, group) for group, in_group in shown for dead in in_group[:each]],
         groups=[_group(group, in_group) for group, in_group in shown],
-        all=len(said),
-        trouble=trouble_of(look),
+        all=len(found),
+        failure=failure_of(cached),
     )
 
 
-def letter(windows: Windows, place: Place, number: int) -> datamodels.Held:
+def letter(query_cache: QueryCache, place: Place, number: int) -> datamodels.Held:
     """Return the content of a dead letter. Raises HTTPException 404 if there is no such letter.
 
     The query for a missing letter is dropped, so that made-up numbers do not fill the cache.
     """
-    look = windows.asked(place, _held, number)
-    if look.said is not None and look.said.content is None:
-        windows.forget(place, _held, number)
+    cached = query_cache.answer(place, _held, number)
+    if cached.answer is not None and cached.answer.content is None:
+        query_cache.forget(place, _held, number)
         raise HTTPException(404, f"there is no dead letter {number}: it was sent again or dropped")
-    return (look.said or datamodels.Held()).model_copy(update={"trouble": trouble_of(look)})
+    return (cached.answer or datamodels.Held()).model_copy(update={"failure": failure_of(cached)})
 
 
-def grouped(found: Iterable[dead_letters.Letter]) -> dict[str, list[dead_letters.Letter]]:
+def grouped(dead_letters_: Iterable[dead_letters.Letter]) -> dict[str, list[dead_letters.Letter]]:
     """Return letters by the first line of their error without ids and numbers. Letters and groups are in descending
     order of the letters' ids."""
     groups: dict[str, list[dead_letters.Letter]] = defaultdict(list)
-    for dead in sorted(found, key=lambda dead: dead.id, reverse=True):
+    for dead in sorted(dead_letters_, key=lambda dead: dead.id, reverse=True):
         groups[IDS.sub("…", first_line(dead))[:LONGEST]].append(dead)
     return groups
 

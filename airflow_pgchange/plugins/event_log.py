@@ -119,7 +119,7 @@ class EventLog(BaseModel):
     left_out: str | None = Field(
         default=None, description="Reason why partitions are missing from the answer"
     )
-    trouble: str | None = None
+    failure: str | None = None
 
 
 def event_log(connections: Sequence[psycopg.Connection[Any]]) -> EventLog:

@@ -98,7 +98,7 @@ def history(kind: str, consumer: str, connections: Connections) -> datamodels.Hi
     return datamodels.History(
         samples=[datamodels.Sample(**row) for row in samples],
         attempts=[_attempt(row) for row in latest[:ATTEMPTS]],
-        trouble=None,
+        failure=None,
     )
 
 

@@ -17,8 +17,8 @@ from airflow_pgchange.plugins.access import Rights
 from airflow_pgchange.plugins.dag_reasons import ConsumerAt, DagReason, dag_reasons
 from airflow_pgchange.plugins.databases import Key, Place, Places
 from airflow_pgchange.plugins.history import Trend, history
-from airflow_pgchange.plugins.page_queries import NOTHING, Row, Said, Windows
-from airflow_pgchange.plugins.query_threads import NO_ANSWER, Look, trouble_of
+from airflow_pgchange.plugins.page_queries import EMPTY_STATE, DatabaseState, QueryCache, Row
+from airflow_pgchange.plugins.query_threads import NO_ANSWER, CachedAnswer, failure_of
 from airflow_pgchange.plugins.views import M, View
 
 OF_SOURCE = ("ready", "ready_exact", "waiting", "oldest_seconds", "faults", "held_back_by", "why", "new")
@@ -26,50 +26,50 @@ OF_SOURCE = ("ready", "ready_exact", "waiting", "oldest_seconds", "faults", "hel
 Reasons = Mapping[ConsumerAt, Sequence[DagReason]]
 
 
-def overview(windows: Windows, places: Places, rights: Rights) -> datamodels.Overview:
+def overview(query_cache: QueryCache, places: Places, rights: Rights) -> datamodels.Overview:
     """Return everything that a user may see."""
     seen = rights.seen()
     shown = {name: [Place(name), *_seen_elsewhere(name, places, rights)] for name in seen}
     statuses = {
-        place: windows.status(place, places.consumers[place]) for each in shown.values() for place in each
+        place: query_cache.status(place, places.consumers[place]) for each in shown.values() for place in each
     }
-    for window in statuses.values():
-        window.ask()
-    looks = {place: window.look() for place, window in statuses.items()}
-    reasons = _reasons(looks, places)
+    for query in statuses.values():
+        query.ask()
+    cached = {place: query.latest() for place, query in statuses.items()}
+    reasons = _reasons(cached, places)
     result = datamodels.Overview(
         databases=[], consumers=[], findings=[], watchers=[], paused=rights.readable(places.paused)
     )
     for name in seen:
-        look = looks[Place(name)]
-        result.databases.append(_database(name, look, rights))
-        others = {place: looks[place] for place in shown[name] if place.source is not None}
-        result.consumers += _consumers(name, look, others, places, rights, reasons=reasons)
+        answer = cached[Place(name)]
+        result.databases.append(_database(name, answer, rights))
+        others = {place: cached[place] for place in shown[name] if place.source is not None}
+        result.consumers += _consumers(name, answer, others, places, rights, reasons=reasons)
         result.findings += _clashes(name, places, rights)
-        if look.said is not None:
-            result.findings += _findings(name, look.said, places, rights, reasons)
-            result.watchers += _watchers(name, look.said, places, rights)
+        if answer.answer is not None:
+            result.findings += _findings(name, answer.answer, places, rights, reasons)
+            result.watchers += _watchers(name, answer.answer, places, rights)
     return result
 
 
 def consumer(
-    windows: Windows, places: Places, place: Place, kind: str, name: str, *, rights: Rights
+    query_cache: QueryCache, places: Places, place: Place, kind: str, name: str, *, rights: Rights
 ) -> datamodels.History:
     """Return the history of a consumer. Raises UnknownConsumer for an unknown name, before that fills the cache."""
-    status = windows.status(place, places.consumers[place])
+    status = query_cache.status(place, places.consumers[place])
     status.ask()
-    standing = status.look()
-    said = datamodels.History(samples=[], attempts=[], trouble=None)
-    trouble = trouble_of(standing)
-    if standing.said is not None:
-        if (kind, name) not in {(row["kind"], row["consumer"]) for row in standing.said.rows}:
+    standing = status.latest()
+    answer = datamodels.History(samples=[], attempts=[], failure=None)
+    failure = failure_of(standing)
+    if standing.answer is not None:
+        if (kind, name) not in {(row["kind"], row["consumer"]) for row in standing.answer.rows}:
             raise UnknownConsumer(f"no consumer of kind {kind} is called {name} there")
-        look = windows.asked(place, history, kind, name)
-        said, trouble = look.said or said, trouble_of(look)
+        cached = query_cache.answer(place, history, kind, name)
+        answer, failure = cached.answer or answer, failure_of(cached)
     if place.source is None and (kind, name) in _hidden(place.connection, places, rights):
-        said = said.model_copy(update={"samples": []})
+        answer = answer.model_copy(update={"samples": []})
     may_read = rights.may("GET", place.connections)
-    dags = rights.readable({attempt.run.dag_id for attempt in said.attempts if attempt.run is not None})
+    dags = rights.readable({attempt.run.dag_id for attempt in answer.attempts if attempt.run is not None})
     attempts = [
         attempt.model_copy(
             update={
@@ -77,68 +77,79 @@ def consumer(
                 "run": attempt.run if attempt.run is not None and attempt.run.dag_id in dags else None,
             }
         )
-        for attempt in said.attempts
+        for attempt in answer.attempts
     ]
     return datamodels.History(
-        samples=said.samples, attempts=attempts, trouble=trouble if may_read else trouble and NO_ANSWER
+        samples=answer.samples, attempts=attempts, failure=failure if may_read else failure and NO_ANSWER
     )
 
 
-def view(windows: Windows, connection: str, rights: Rights, asked: View[M], *arguments: Any) -> M:
+def view(
+    query_cache: QueryCache, connection: str, rights: Rights, database_view: View[M], *arguments: Any
+) -> M:
     """Return the answer of a database to a view, reduced to the parts that a user may see."""
-    return _shown(windows.asked(Place(connection), asked.question, *arguments), connection, rights, asked)
+    return _shown(
+        query_cache.answer(Place(connection), database_view.question, *arguments),
+        connection,
+        rights,
+        database_view,
+    )
 
 
-def saga(windows: Windows, connection: str, rights: Rights, number: int, *, with_data: bool) -> sagas.Steps:
+def saga(
+    query_cache: QueryCache, connection: str, rights: Rights, number: int, *, with_data: bool
+) -> sagas.Steps:
     """Return the steps of a saga. Raises HTTPException 404 for an unknown number, which is dropped from the cache."""
-    asked = Place(connection), sagas.steps, number, with_data and rights.may("GET", [connection])
-    look = windows.asked(*asked)
-    if look.said is not None and not look.said.steps:
-        windows.forget(*asked)
+    query = Place(connection), sagas.steps, number, with_data and rights.may("GET", [connection])
+    cached = query_cache.answer(*query)
+    if cached.answer is not None and not cached.answer.steps:
+        query_cache.forget(*query)
         raise HTTPException(404, f"there is no saga {number}")
-    return _shown(look, connection, rights, sagas.STEPS)
+    return _shown(cached, connection, rights, sagas.STEPS)
 
 
-def _shown(look: Look[M], connection: str, rights: Rights, asked: View[M]) -> M:
+def _shown(cached: CachedAnswer[M], connection: str, rights: Rights, database_view: View[M]) -> M:
     """Return the answer of a view, reduced to the parts that a user may see."""
-    said, trouble = look.said or asked.nothing, trouble_of(look)
+    answer, failure = cached.answer or database_view.nothing, failure_of(cached)
     if rights.may("GET", [connection]):
-        return said.model_copy(update={"trouble": trouble})
-    return asked.hidden(said).model_copy(update={"trouble": trouble and NO_ANSWER})
+        return answer.model_copy(update={"failure": failure})
+    return database_view.hidden(answer).model_copy(update={"failure": failure and NO_ANSWER})
 
 
-def _database(name: str, look: Look[Said], rights: Rights) -> datamodels.Database:
+def _database(name: str, cached: CachedAnswer[DatabaseState], rights: Rights) -> datamodels.Database:
     may_read = rights.may("GET", [name])
     return datamodels.Database(
         connection=name,
-        state=_answering(look),
-        age=look.age,
-        trouble=look.trouble if may_read else None,
-        left_out=look.said.left_out if may_read and look.said is not None else [],
+        state=_answering(cached),
+        age=cached.age,
+        failure=cached.failure if may_read else None,
+        left_out=cached.answer.left_out if may_read and cached.answer is not None else [],
         dags=rights.dags(name),
         may_read=may_read,
         may_edit=rights.may("PUT", [name]),
     )
 
 
-def _answering(look: Look[Said]) -> datamodels.Answering:
-    if look.trouble is not None:
+def _answering(cached: CachedAnswer[DatabaseState]) -> datamodels.Answering:
+    if cached.failure is not None:
         return "down"
-    if look.late:
+    if cached.late:
         return "late"
-    return "asked" if look.said is None else "answers"
+    return "asked" if cached.answer is None else "answers"
 
 
-def _reasons(looks: Mapping[Place, Look[Said]], places: Places) -> Reasons:
+def _reasons(cached: Mapping[Place, CachedAnswer[DatabaseState]], places: Places) -> Reasons:
     """Return, for consumers that are behind, new or with findings, the reasons why their DAGs do not process the
     changes."""
     examined = set()
-    for place, look in looks.items():
-        said = look.said or NOTHING
+    for place, answer in cached.items():
+        state = answer.answer or EMPTY_STATE
         examined |= {
-            (place, (row["kind"], row["consumer"])) for row in said.rows if row.get("why") or row["new"]
+            (place, (row["kind"], row["consumer"])) for row in state.rows if row.get("why") or row["new"]
         }
-        keys = [(finding.kind, finding.consumer) for finding in said.findings if finding.consumer is not None]
+        keys = [
+            (finding.kind, finding.consumer) for finding in state.findings if finding.consumer is not None
+        ]
         examined |= {(places.home(place.connection, key), key) for key in keys}
     if not examined:
         return {}
@@ -155,28 +166,28 @@ def _told_reasons(place: Place, key: Key, rights: Rights, reasons: Reasons) -> l
 
 def _consumers(
     name: str,
-    look: Look[Said],
-    others: Mapping[Place, Look[Said]],
+    cached: CachedAnswer[DatabaseState],
+    others: Mapping[Place, CachedAnswer[DatabaseState]],
     places: Places,
     rights: Rights,
     *,
     reasons: Reasons,
 ) -> Iterator[datamodels.Consumer]:
     """Yield the consumers of a database. If the changes are in another database, the place with both has the row."""
-    said = look.said or NOTHING
+    state = cached.answer or EMPTY_STATE
     hidden = _hidden(name, places, rights)
     rows = {
         (row["kind"], row["consumer"]): (
             hidden.get((row["kind"], row["consumer"]), Place(name)),
             row,
-            said.trends,
+            state.trends,
         )
-        for row in said.rows
+        for row in state.rows
     }
     for place, other in others.items():
-        for row in (other.said or NOTHING).rows:
+        for row in (other.answer or EMPTY_STATE).rows:
             if (row["kind"], row["consumer"]) in rows or not row["registered"]:
-                rows[row["kind"], row["consumer"]] = place, row, (other.said or NOTHING).trends
+                rows[row["kind"], row["consumer"]] = place, row, (other.answer or EMPTY_STATE).trends
         for consumer in places.consumers[place].keys() & rows.keys():
             rows[consumer] = place, *rows[consumer][1:]
     for place, row, trends in rows.values():
@@ -246,10 +257,10 @@ def _is_movable(consumer: str) -> bool:
 
 
 def _findings(
-    name: str, said: Said, places: Places, rights: Rights, reasons: Reasons
+    name: str, state: DatabaseState, places: Places, rights: Rights, reasons: Reasons
 ) -> Iterator[datamodels.Finding]:
     may_read = rights.may("GET", [name])
-    for finding in said.findings:
+    for finding in state.findings:
         key = finding.kind, finding.consumer or ""
         yield datamodels.Finding(
             connection=name,
@@ -267,26 +278,28 @@ def _clashes(name: str, places: Places, rights: Rights) -> Iterator[datamodels.F
     may_read = rights.may("GET", [name])
     for clash in places.clashes:
         if clash.is_of(name):
-            told = clash.told(rights.readable(clash.dags)) if may_read else None
+            description = clash.description(rights.readable(clash.dags)) if may_read else None
             yield datamodels.Finding(
                 connection=name,
                 kind="asset",
                 severity="error",
                 consumer=None,
-                told=told,
+                told=description,
                 call=None,
                 dag_reasons=[],
             )
 
 
-def _watchers(name: str, said: Said, places: Places, rights: Rights) -> Iterator[datamodels.Watcher]:
+def _watchers(
+    name: str, state: DatabaseState, places: Places, rights: Rights
+) -> Iterator[datamodels.Watcher]:
     may_read, hidden = rights.may("GET", [name]), _hidden(name, places, rights)
     dags = {
         consumer: naming.dags
         for place in (Place(name), *places.elsewhere(name))
         for consumer, naming in places.consumers[place].items()
     }
-    for row in said.watchers:
+    for row in state.watchers:
         yield datamodels.Watcher(
             connection=name,
             feed=row["feed"],

@@ -20,7 +20,7 @@ from airflow_pgchange.feeds.queries import records
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.plugins.databases import Key, Naming, Place
 from airflow_pgchange.plugins.history import SAMPLED_EVERY, LastHour, Trends
-from airflow_pgchange.plugins.query_threads import Line, Look, Window
+from airflow_pgchange.plugins.query_threads import CachedAnswer, CachedQuery, QueryThread
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Said:
+class DatabaseState:
     """The state of a database: ``status()``, ``health()``, ``watchers()`` and the trends of the last hour.
 
     ``left_out`` has a line for each part that is missing, with the reason.
@@ -48,7 +48,7 @@ class Said:
     left_out: list[str]
 
 
-NOTHING = Said([], [], [], {}, [])
+EMPTY_STATE = DatabaseState([], [], [], {}, [])
 
 
 @dataclass
@@ -56,14 +56,14 @@ class Status:
     """The query for the state of a place.
 
     ``consumers`` are the consumers of the place that DAGs name. If the changes are in another database, only these are
-    shown. ``looked`` is the time of the last request.
+    shown. ``requested_at`` is the time of the last request.
     """
 
     consumers: Mapping[Key, Naming] = field(default_factory=dict)
-    looked: float = float("-inf")
+    requested_at: float = float("-inf")
     _last_hour: LastHour = field(default_factory=LastHour)
 
-    def __call__(self, connections: Connections) -> Said:
+    def __call__(self, connections: Connections) -> DatabaseState:
         results, *source = connections
         left_out: list[str] = []
         rows = consumers.status(results, source[0] if source else None, left_out.append)
@@ -82,38 +82,41 @@ class Status:
             left_out.append(f"findings and watchers are left out: {error}")
         rows = with_new(results, connections[-1], rows, self.consumers)
         left_out += self._last_hour.left_out
-        return Said(rows, findings, watchers, self._last_hour.trends, left_out)
+        return DatabaseState(rows, findings, watchers, self._last_hour.trends, left_out)
 
-    def note(self, said: Said, connections: Connections) -> None:
+    def note(self, state: DatabaseState, connections: Connections) -> None:
         """Record samples of an answer. Called after the waiting requests have the answer, so that they do not wait."""
-        self._last_hour.goes_on(connections[0], [row for row in said.rows if row["registered"]])
+        self._last_hour.goes_on(connections[0], [row for row in state.rows if row["registered"]])
 
 
 @dataclass
-class Windows:
+class QueryCache:
     """The cache of the page: the status of each place, and the answers to other recent queries.
 
-    The status of a place has its own line, so that other queries never delay it.
+    The status of a place has its own thread, so that other queries never delay it.
     """
 
-    statuses: dict[Place, tuple[Status, Window[Said]]] = field(default_factory=dict)
-    others: OrderedDict[tuple[Any, ...], Window[Any]] = field(default_factory=OrderedDict)
-    lines: dict[Place, Line] = field(default_factory=dict)
+    statuses: dict[Place, tuple[Status, CachedQuery[DatabaseState]]] = field(default_factory=dict)
+    others: OrderedDict[tuple[Any, ...], CachedQuery[Any]] = field(default_factory=OrderedDict)
+    threads: dict[Place, QueryThread] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sampler: threading.Thread | None = None
 
-    def status(self, place: Place, consumers: Mapping[Key, Naming]) -> Window[Said]:
+    def status(self, place: Place, consumers: Mapping[Key, Naming]) -> CachedQuery[DatabaseState]:
         with self._lock:
             if place not in self.statuses:
                 status = Status()
-                self.statuses[place] = status, Window(Line(partial(conninfos, place)), status, status.note)
-            status, window = self.statuses[place]
-            status.consumers, status.looked = consumers, time.monotonic()
+                self.statuses[place] = (
+                    status,
+                    CachedQuery(QueryThread(partial(conninfos, place)), status, status.note),
+                )
+            status, query = self.statuses[place]
+            status.consumers, status.requested_at = consumers, time.monotonic()
             if self._sampler is None or not self._sampler.is_alive():
                 sampler = threading.Thread(target=self._sample, daemon=True)
                 sampler.start()
                 self._sampler = sampler
-        return window
+        return query
 
     def _sample(self) -> None:
         """Sample each database that a user looked at in the last hour. End when there is none."""
@@ -121,31 +124,31 @@ class Windows:
             time.sleep(SAMPLED_EVERY)
             with self._lock:
                 since = time.monotonic() - LOOKED_LATELY
-                lately = [window for status, window in self.statuses.values() if status.looked > since]
+                lately = [query for status, query in self.statuses.values() if status.requested_at > since]
                 if not lately:
                     self._sampler = None
                     return
-            for window in lately:
+            for query in lately:
                 try:
-                    window.ask()
+                    query.ask()
                 except Exception:
                     log.warning("a database could not be sampled", exc_info=True)
 
-    def asked(self, place: Place, question: Callable[..., T], *arguments: Any) -> Look[T]:
+    def answer(self, place: Place, question: Callable[..., T], *arguments: Any) -> CachedAnswer[T]:
         """Return the answer of a place to a query other than status. The least recently used answers are dropped."""
         with self._lock:
             key = (place, question, arguments)
-            window = self.others.pop(key, None)
-            if window is None:
-                line = self.lines.setdefault(place, Line(partial(conninfos, place)))
-                window = Window(line, partial(question, *arguments))
-            self.others[key] = window
+            query = self.others.pop(key, None)
+            if query is None:
+                thread = self.threads.setdefault(place, QueryThread(partial(conninfos, place)))
+                query = CachedQuery(thread, partial(question, *arguments))
+            self.others[key] = query
             while len(self.others) > OTHERS:
                 self.others.popitem(last=False)
-        is_asked, look = window.ask(), window.look()
-        if not is_asked and look.said is None:
+        is_asked, cached = query.ask(), query.latest()
+        if not is_asked and cached.answer is None:
             self.forget(place, question, *arguments)
-        return look
+        return cached
 
     def forget(self, place: Place, question: Callable[..., Any], *arguments: Any) -> None:
         """Drop a query from the cache, because its object does not exist."""

@@ -1,7 +1,7 @@
 """Query databases for the page. Each query is sent at most once a second, for any number of users.
 
-Each ``Line`` has its own thread and connections, so that an unresponsive database does not delay users of others. The
-thread sends the queries of the line in turn, and only a few queries may wait.
+Each ``QueryThread`` has its own thread and connections, so that an unresponsive database does not delay users of
+others. The thread sends its queries in turn, and only a few queries may wait.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Look(Generic[T]):
+class CachedAnswer(Generic[T]):
     """The latest answer of a database, with its state.
 
-    ``trouble`` is the reason why the last query failed, for users who may read the connection. ``late``: the running
+    ``failure`` is the reason why the last query failed, for users who may read the connection. ``late``: the running
     query takes long. ``age``: seconds since the answer, or None if there never was an answer.
     """
 
-    said: T | None = None
-    trouble: str | None = None
+    answer: T | None = None
+    failure: str | None = None
     late: bool = False
     age: float | None = None
 
@@ -65,13 +65,13 @@ class Look(Generic[T]):
 NO_ANSWER = "the database does not answer"
 
 
-def trouble_of(look: Look[Any]) -> str | None:
+def failure_of(cached: CachedAnswer[Any]) -> str | None:
     """Return the reason why a database did not answer. None if it answers in time."""
-    return look.trouble or (NO_ANSWER if look.late else None)
+    return cached.failure or (NO_ANSWER if cached.late else None)
 
 
 @dataclass
-class Line:
+class QueryThread:
     """The kept connections to one or two databases. A thread sends their queries in turn, and ends when none waits."""
 
     conninfos: Callable[[], Sequence[str]]
@@ -133,7 +133,7 @@ class Line:
             raise ServerUnavailable(self.without_secrets(str(error))) from error
 
     def without_secrets(self, text: str) -> str:
-        """Return a text without the passwords of the line's connections."""
+        """Return a text without the passwords of the thread's connections."""
         return without_secrets(text, self._resolved)
 
     def _resolve(self) -> None:
@@ -151,21 +151,21 @@ class Line:
 
 
 @dataclass
-class Window(Generic[T]):
+class CachedQuery(Generic[T]):
     """A query that is repeated while users look, with its latest answer.
 
     ``afterwards`` is called with each answer, once the requests that wait for it have it.
     """
 
-    line: Line
+    thread: QueryThread
     question: Callable[[Sequence[Connection]], T]
     afterwards: Callable[[T, Sequence[Connection]], None] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _asked: float = 0.0
+    _sent_at: float = 0.0
     _answered: threading.Event | None = None
-    _said: T | None = None
-    _said_at: float | None = None
-    _trouble: str | None = None
+    _latest_answer: T | None = None
+    _answered_at: float | None = None
+    _failure: str | None = None
     _until: float = 0.0
 
     @property
@@ -181,46 +181,46 @@ class Window(Generic[T]):
                 return True
             answered = threading.Event()
             # This raises if no thread can be started. Then the query does not count as queued.
-            if not self.line.take_turn(partial(self._answer, now, answered)):
-                self._trouble = CROWDED
+            if not self.thread.take_turn(partial(self._answer, now, answered)):
+                self._failure = CROWDED
                 return False
-            self._asked, self._answered = now, answered
+            self._sent_at, self._answered = now, answered
             return True
 
-    def look(self) -> Look[T]:
+    def latest(self) -> CachedAnswer[T]:
         """Return the latest answer. Wait shortly for a running query, unless the previous query failed."""
         with self._lock:
-            answered, failed_before = self._answered, self._trouble is not None
-            rest = self._asked + PATIENCE - time.monotonic()
+            answered, failed_before = self._answered, self._failure is not None
+            rest = self._sent_at + PATIENCE - time.monotonic()
         if answered is not None and rest > 0 and not failed_before:
             answered.wait(rest)
         with self._lock:
-            age = None if self._said_at is None else time.monotonic() - self._said_at
-            late = self._answered is not None and time.monotonic() - self._asked >= LATE
-            return Look(self._said, self._trouble, late, age)
+            age = None if self._answered_at is None else time.monotonic() - self._answered_at
+            late = self._answered is not None and time.monotonic() - self._sent_at >= LATE
+            return CachedAnswer(self._latest_answer, self._failure, late, age)
 
-    def _answer(self, asked: float, answered: threading.Event) -> None:
-        said, trouble = None, None
+    def _answer(self, sent_at: float, answered: threading.Event) -> None:
+        answer, failure = None, None
         try:
-            said = self.line.ask(self.question)
+            answer = self.thread.ask(self.question)
         except AirflowNotFoundException as error:
-            trouble = f"{error}: create the connection, or name another connection in the DAG"
+            failure = f"{error}: create the connection, or name another connection in the DAG"
         except (PgChangeError, psycopg.Error) as error:
-            trouble = self.line.without_secrets(str(error).strip()) or type(error).__name__
+            failure = self.thread.without_secrets(str(error).strip()) or type(error).__name__
         except Exception as error:
             log.warning("the query of a database failed", exc_info=True)
-            trouble = type(error).__name__
+            failure = type(error).__name__
         with self._lock:
             now = time.monotonic()
-            if trouble is None:
-                self._said, self._said_at = said, now
-            self._trouble = trouble
-            self._until = now + max(FRESH if trouble is None else PAUSE, REST * (now - asked))
+            if failure is None:
+                self._latest_answer, self._answered_at = answer, now
+            self._failure = failure
+            self._until = now + max(FRESH if failure is None else PAUSE, REST * (now - sent_at))
             self._answered = None
         answered.set()
-        if self.afterwards is not None and said is not None:
+        if self.afterwards is not None and answer is not None:
             try:
-                self.line.ask(partial(self.afterwards, said))
+                self.thread.ask(partial(self.afterwards, answer))
             except (ServerUnavailable, AirflowNotFoundException):
                 log.warning("the samples of a database could not be recorded", exc_info=True)
 

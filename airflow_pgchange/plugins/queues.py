@@ -12,7 +12,7 @@ from airflow_pgchange.admin import versions
 from airflow_pgchange.feeds.queries import records
 from airflow_pgchange.plugins.views import View
 
-QUEUES = "select q.qname as queue, q.* from mbus.queues() as q"
+QUEUES = "select q.qname as queue, q.trouble as failure, q.* from mbus.queues() as q"
 
 
 class Queue(BaseModel):
@@ -32,7 +32,7 @@ class Queue(BaseModel):
     oldest_seconds: float | None
     dead: int = Field(description="Dead letters of the queue, of all its consumers")
     dead_exact: bool
-    trouble: str | None = Field(
+    failure: str | None = Field(
         description="Reason why the counts are unknown, for readers of the connection"
     )
 
@@ -41,13 +41,13 @@ class Queues(BaseModel):
     """The queues of a database."""
 
     queues: list[Queue]
-    trouble: str | None
+    failure: str | None
 
 
 def queues(connections: Sequence[psycopg.Connection[Any]]) -> Queues:
     """Return the message queues of a database."""
     connection = connections[0]
-    answer = Queues(queues=[], trouble=None)
+    answer = Queues(queues=[], failure=None)
     if "mbus" in versions.present(connection):
         answer.queues = [Queue(**row) for row in records(connection, QUEUES)]
     return answer
@@ -55,8 +55,8 @@ def queues(connections: Sequence[psycopg.Connection[Any]]) -> Queues:
 
 def counts_only(answer: Queues) -> Queues:
     """Return the counts only, for users who may not read the connection."""
-    shown = [queue.model_copy(update={"selector": None, "trouble": None}) for queue in answer.queues]
+    shown = [queue.model_copy(update={"selector": None, "failure": None}) for queue in answer.queues]
     return answer.model_copy(update={"queues": shown})
 
 
-VIEW = View(queues, Queues(queues=[], trouble=None), counts_only)
+VIEW = View(queues, Queues(queues=[], failure=None), counts_only)

@@ -19,7 +19,7 @@ PATIENCE = 5.0
 
 
 @dataclass
-class Room:
+class RequestLimit:
     """Admits at most ``places`` requests at once. Others wait at most ``PATIENCE`` seconds, and hold no thread."""
 
     places: int
@@ -49,22 +49,22 @@ class Room:
 
 
 @dataclass
-class Rooms:
-    """The rooms for looks, which take at most about a second, and for actions, which take up to a minute.
+class RequestLimits:
+    """The limits for reads, which take at most about a second, and for actions, which take up to a minute.
 
     Both together leave Airflow 20 of its 40 threads.
     """
 
-    looks: Room = field(default_factory=lambda: Room(14))
-    actions: Room = field(default_factory=lambda: Room(6))
+    reads: RequestLimit = field(default_factory=lambda: RequestLimit(14))
+    actions: RequestLimit = field(default_factory=lambda: RequestLimit(6))
 
 
-def room(name: Literal["looks", "actions"]) -> Any:
+def limited(name: Literal["reads", "actions"]) -> Any:
     """Return a dependency that makes a route wait for a place. Put it after the dependencies that check rights."""
 
     async def enter(request: Request) -> AsyncIterator[None]:
-        rooms: Rooms = request.app.state.rooms
-        async with getattr(rooms, name).entered():
+        limits: RequestLimits = request.app.state.request_limits
+        async with getattr(limits, name).entered():
             yield
 
     return left_before_the_answer(enter)

@@ -45,7 +45,7 @@ class Sagas(BaseModel):
     """The latest sagas of a database. Sagas that have not ended come first."""
 
     sagas: list[Saga]
-    trouble: str | None
+    failure: str | None
 
 
 class Step(BaseModel):
@@ -71,13 +71,13 @@ class Steps(BaseModel):
 
     steps: list[Step]
     data: Content | None
-    trouble: str | None
+    failure: str | None
 
 
 def sagas(connections: Connections) -> Sagas:
     """Return the latest sagas of a database."""
     connection = connections[0]
-    answer = Sagas(sagas=[], trouble=None)
+    answer = Sagas(sagas=[], failure=None)
     if "mbus" in versions.present(connection):
         answer.sagas = [Saga(**row) for row in records(connection, LATEST_SAGAS)]
     return answer
@@ -86,7 +86,7 @@ def sagas(connections: Connections) -> Sagas:
 def steps(number: int, with_data: bool, connections: Connections) -> Steps:
     """Return the steps of a saga and the data with which it was started. There are no steps if there is no such saga."""
     connection = connections[0]
-    answer = Steps(steps=[], data=None, trouble=None)
+    answer = Steps(steps=[], data=None, failure=None)
     if "mbus" in versions.present(connection):
         retries = dict(rows(connection, SAGA_RETRIES, [number]))
         answer.steps = [
@@ -110,5 +110,5 @@ def steps_only(answer: Steps) -> Steps:
     return answer.model_copy(update={"steps": shown, "data": None})
 
 
-LATEST = View(sagas, Sagas(sagas=[], trouble=None), states_only)
-STEPS = View(steps, Steps(steps=[], data=None, trouble=None), steps_only)
+LATEST = View(sagas, Sagas(sagas=[], failure=None), states_only)
+STEPS = View(steps, Steps(steps=[], data=None, failure=None), steps_only)

@@ -112,7 +112,7 @@ class Cluster(BaseModel):
     instances: list[Instance] = []
     ranges: list[Range] = []
     cut: bool = Field(default=False, description="Some instances, replicasets or ranges are not shown")
-    trouble: str | None = None
+    failure: str | None = None
 
 
 def cluster(connections: Sequence[psycopg.Connection[Any]]) -> Cluster:

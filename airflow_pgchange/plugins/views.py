@@ -17,7 +17,7 @@ class View(Generic[M]):
 
     ``question`` queries the database. It takes arguments, if any, and then the connections. ``nothing`` is shown until
     the database has answered. ``hidden`` removes the parts of an answer that need the right to read the connection. An
-    answer has a field ``trouble``.
+    answer has a field ``failure``.
     """
 
     question: Callable[..., M]

@@ -34,16 +34,16 @@ SAME_EVERYWHERE = {"source_conn_id", "poll_interval", "max_lag", "max_backlog"}
 
 @dataclass(frozen=True)
 class WatchedAsset:
-    """An asset with a watcher, from a DAG. ``asked`` has the arguments of the watcher's trigger, as JSON."""
+    """An asset with a watcher, from a DAG. ``arguments_json`` has the arguments of the watcher's trigger, as JSON."""
 
     name: str
     uri: str
     feed: Watched
-    asked: str
+    arguments_json: str
 
     @property
     def arguments(self) -> dict[str, Any]:
-        arguments: dict[str, Any] = json.loads(self.asked)
+        arguments: dict[str, Any] = json.loads(self.arguments_json)
         return arguments
 
 
@@ -65,12 +65,12 @@ class Clash:
             for watcher in self.watchers
         )
 
-    def told(self, readable: Iterable[str] | None = None) -> str:
+    def description(self, readable: Iterable[str] | None = None) -> str:
         """Return the problem and its fix as text. Only DAGs in ``readable`` are named; None: all."""
         shown = self.dags if readable is None else self.dags & set(readable)
         differ = self._differ()
         each = "; ".join(
-            sorted(_told(watcher, differ, dags & shown) for watcher, dags in self.watchers.items())
+            sorted(_description(watcher, differ, dags & shown) for watcher, dags in self.watchers.items())
         )
         mend = "leave out its name, or give each of these a name of its own"
         if set(differ) <= SAME_EVERYWHERE:
@@ -86,19 +86,19 @@ class Clash:
         return differ if len({watcher.feed for watcher in self.watchers}) == 1 else ["feed", *differ]
 
 
-def _told(watcher: WatchedAsset, differ: list[str], dags: Iterable[str]) -> str:
-    given = {**watcher.arguments, "feed": watcher.feed.name}
+def _description(watcher: WatchedAsset, differ: list[str], dags: Iterable[str]) -> str:
+    arguments = {**watcher.arguments, "feed": watcher.feed.name}
     by = ", ".join(sorted(dags)) or "another DAG"
-    return f"{', '.join(f'{name}={given.get(name)!r}' for name in differ)} by {by}"
+    return f"{', '.join(f'{name}={arguments.get(name)!r}' for name in differ)} by {by}"
 
 
-def clashes(given: Mapping[str, Iterable[WatchedAsset]]) -> list[Clash]:
+def clashes(watched: Mapping[str, Iterable[WatchedAsset]]) -> list[Clash]:
     """Return the assets to which DAGs give different watchers, in the order of their names.
 
     ``given`` has the assets of each DAG by its id.
     """
     by_name: dict[str, dict[WatchedAsset, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for dag_id, assets in given.items():
+    for dag_id, assets in watched.items():
         for asset in assets:
             by_name[asset.name][asset].add(dag_id)
     return [

@@ -61,13 +61,13 @@ export const letter = (connection, id) => asked(of(connection, `letters/${id}`))
 export const act = (connection, action, body, source) =>
   asked(of(connection, action, source), { method: "POST", body: JSON.stringify(body) });
 
-const isComing = ({ databases, content, trouble }) =>
-  databases?.some(({ state }) => state === "asked") || (content === null && !trouble);
+const isComing = ({ databases, content, failure }) =>
+  databases?.some(({ state }) => state === "asked") || (content === null && !failure);
 
 // The answer to a request. It is repeated every few seconds while the page is visible, or sent once; and sooner while a database
 // has not answered yet.
 export const useLive = (question, once = false) => {
-  const [found, setFound] = useState({ said: null, trouble: null });
+  const [found, setFound] = useState({ said: null, failure: null });
   const open = useRef(false);
   const again = useRef(null);
   const refresh = useCallback(async () => {
@@ -75,10 +75,10 @@ export const useLive = (question, once = false) => {
     open.current = true;
     try {
       const said = await question();
-      setFound({ said, trouble: null });
+      setFound({ said, failure: null });
       if (isComing(said)) again.current?.();
     } catch (error) {
-      setFound((before) => ({ ...before, trouble: error.message }));
+      setFound((before) => ({ ...before, failure: error.message }));
     } finally {
       open.current = false;
     }

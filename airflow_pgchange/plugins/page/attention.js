@@ -15,7 +15,7 @@ const unanswered = (database) => ({
   kind: "database",
   severity: "error",
   consumer: null,
-  told: database.trouble ?? "The database does not answer.",
+  told: database.failure ?? "The database does not answer.",
   call: null,
   dag_reasons: [],
 });

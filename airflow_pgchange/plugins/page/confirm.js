@@ -64,7 +64,7 @@ export const Confirm = ({ plan, onClose, onDone }) => {
   const [values, setValues] = useState(() =>
     Object.fromEntries((plan.fields ?? []).map((field) => [field.name, field.value ?? ""])),
   );
-  const [trouble, setTrouble] = useState(null);
+  const [failure, setFailure] = useState(null);
   const [busy, setBusy] = useState(false);
   const cancel = useRef(null);
   const fields = (plan.fields ?? []).filter((field) => field.when?.(values) ?? true);
@@ -75,7 +75,7 @@ export const Confirm = ({ plan, onClose, onDone }) => {
     try {
       onDone((await plan.run(values)).done);
     } catch (error) {
-      setTrouble(error.message);
+      setFailure(error.message);
       setBusy(false);
     }
   };
@@ -108,7 +108,7 @@ export const Confirm = ({ plan, onClose, onDone }) => {
                   onChange: (value) => setValues((before) => ({ ...before, [field.name]: value })),
                 }),
               ),
-              trouble && h(Text, { role: "alert", color: "red.fg", mt: 3 }, trouble),
+              failure && h(Text, { role: "alert", color: "red.fg", mt: 3 }, failure),
             ),
             h(
               Dialog.Footer,

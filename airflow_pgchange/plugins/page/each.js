@@ -5,11 +5,11 @@ import { Empty, Section } from "./pieces.js";
 
 const One = ({ view: { ask, title, Shown, isEmpty }, database, report, ...rest }) => {
   const { connection } = database;
-  const { said, trouble } = useLive(useCallback(() => ask(connection), [ask, connection]));
+  const { said, failure } = useLive(useCallback(() => ask(connection), [ask, connection]));
   const empty = said !== null && isEmpty(said);
   useEffect(() => report(connection, empty), [report, connection, empty]);
   const heading = `${title} in ${connection}`;
-  const problem = trouble ?? said?.trouble;
+  const problem = failure ?? said?.failure;
   if (problem) return h(Section, { title: heading }, h(Empty, null, problem));
   return said && h(Shown, { found: said, title: heading, database, ...rest });
 };

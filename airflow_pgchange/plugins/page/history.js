@@ -119,8 +119,8 @@ const Standing = ({ consumer, confirm }) =>
 
 const Past = ({ consumer }) => {
   const { connection, source, kind, consumer: name } = consumer;
-  const { said, trouble } = useLive(useCallback(() => ask({ connection, source, kind, consumer: name }), [connection, source, kind, name]));
-  const problem = trouble ?? said?.trouble;
+  const { said, failure } = useLive(useCallback(() => ask({ connection, source, kind, consumer: name }), [connection, source, kind, name]));
+  const problem = failure ?? said?.failure;
   if (said === null) return problem && h(Empty, null, problem);
   const samples = said.samples.map((sample) => ({ ...sample, time: Date.parse(sample.at) }));
   const title = "Batches of the last day";

@@ -27,8 +27,8 @@ const Content = ({ connection, letter }) => {
   useEffect(() => {
     row.current.scrollIntoView({ block: "nearest" });
   }, []);
-  const { said, trouble } = useLive(useCallback(() => askOne(connection, letter.id), [connection, letter.id]), true);
-  const problem = trouble ?? said?.trouble;
+  const { said, failure } = useLive(useCallback(() => askOne(connection, letter.id), [connection, letter.id]), true);
+  const problem = failure ?? said?.failure;
   return h(
     Opened,
     { ref: row, columns: COLUMNS.length + 1 },
@@ -120,14 +120,14 @@ const Group = ({ group, shown, opened, open, redrive, drop }) =>
 
 const Letters = ({ database, consumers, confirm }) => {
   const { connection, may_edit: mayEdit } = database;
-  const { said, trouble } = useLive(useCallback(() => ask(connection), [connection]));
+  const { said, failure } = useLive(useCallback(() => ask(connection), [connection]));
   const [ids, setIds] = useState(new Set());
   // The groups that a person has opened or closed.
   const [turned, setTurned] = useState(new Map());
   const [asked, change] = useAsked();
   const opened = asked.get("connection") === connection ? asked.get("letter") : null;
   const title = `Dead letters in ${connection}`;
-  const problem = trouble ?? said?.trouble;
+  const problem = failure ?? said?.failure;
   if (problem) return h(Section, { title }, h(Empty, null, problem));
   if (said === null) return null;
   const isOpened = ({ id }) => String(id) === opened;

@@ -71,7 +71,7 @@ const Body = ({ said, view, confirm }) => {
 };
 
 export const Page = () => {
-  const { said, trouble, refresh } = useLive(overview);
+  const { said, failure, refresh } = useLive(overview);
   const view = useView();
   const [plan, setPlan] = useState(null);
   const [done, setDone] = useState(null);
@@ -90,9 +90,9 @@ export const Page = () => {
     h(Heading, { as: "h1", size: "xl" }, "PG feeds"),
     h(Tabs, { views: VIEWS, view }),
     h(Notice, { done, onClose: () => setDone(null) }),
-    trouble && h(Text, { role: "alert", color: "red.fg", mt: 3 }, trouble),
+    failure && h(Text, { role: "alert", color: "red.fg", mt: 3 }, failure),
     said === null
-      ? trouble === null && h(Spinner, { mt: 6 })
+      ? failure === null && h(Spinner, { mt: 6 })
       : h(Paused.Provider, { value: said.paused }, h(Body, { said, view, confirm: setPlan })),
     plan && h(Confirm, { key: plan.title, plan, onClose: close, onDone: finish }),
   );

@@ -43,7 +43,7 @@ const Row = ({ queue, first, rows, connection }) =>
       { minW: "8rem", maxW: "24rem", overflowWrap: "anywhere" },
       h(NamedLink, { to: atConsumer({ connection, kind: "queue", consumer: `queue:${queue.queue}/${queue.consumer}` }) }, queue.consumer),
       queue.selector && h(Text, { color: "fg.muted", fontSize: "xs" }, `where ${queue.selector}`),
-      queue.trouble && h(Text, { color: "orange.fg", fontSize: "xs" }, queue.trouble),
+      queue.failure && h(Text, { color: "orange.fg", fontSize: "xs" }, queue.failure),
     ),
     h(Cell, { number: true }, about(length(queue), queue.exact)),
     h(Cell, { number: true, title: since(queue.oldest_seconds) }, span(queue.oldest_seconds)),

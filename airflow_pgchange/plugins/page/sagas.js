@@ -59,9 +59,9 @@ const Content = ({ connection, saga, mayRead }) => {
     if (found.steps.length) started.current ??= { data: found.data };
     return { ...found, ...started.current };
   }, [connection, saga.id]);
-  const { said, trouble } = useLive(question);
+  const { said, failure } = useLive(question);
   const name = `${saga.name} ${saga.id}`;
-  const problem = trouble ?? said?.trouble;
+  const problem = failure ?? said?.failure;
   const steps = inOrder(said?.steps ?? []);
   return h(
     Opened,

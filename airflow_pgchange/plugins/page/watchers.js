@@ -18,7 +18,7 @@ const state = (watcher) => {
   return age(watcher) > LATE ? "away" : "looks";
 };
 
-const trouble = (watcher) => {
+const failure = (watcher) => {
   if (!watcher.sees) return watcher.error ?? "It cannot read the feed. Only users who may read the connection see the reason.";
   if (age(watcher) <= LATE) return "";
   return (
@@ -46,7 +46,7 @@ const Row = ({ watcher }) =>
     h(Cell, { number: true }, watcher.woke_at ? h(Ago, { time: watcher.woke_at }) : "none yet"),
     h(Cell, { number: true }, count(watcher.ready)),
     h(Cell, { number: true }, h(Ago, { time: watcher.since })),
-    h(Cell, { minW: "14rem", maxW: "30rem", overflowWrap: "anywhere" }, trouble(watcher)),
+    h(Cell, { minW: "14rem", maxW: "30rem", overflowWrap: "anywhere" }, failure(watcher)),
     h(Dags, { dags: watcher.dags }),
   );
 

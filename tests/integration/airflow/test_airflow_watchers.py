@@ -150,9 +150,9 @@ async def test_a_lost_connection_is_said_and_opened_again(
             "where application_name = %s and datname = current_database()",
             [NAME],
         )
-        trouble = await next_news(subscription)
-        assert isinstance(trouble, Failure)
-        assert isinstance(trouble.error, ServerUnavailable)
+        failure = await next_news(subscription)
+        assert isinstance(failure, Failure)
+        assert isinstance(failure.error, ServerUnavailable)
         assert isinstance(await next_news(subscription), Recovered)
         write(1)
         assert (await next_news(subscription))["ready"] == 1
@@ -170,8 +170,8 @@ async def test_a_branch_that_comes_later_is_found(
     db: str, connect: Connect, write: Callable[[int], None]
 ) -> None:
     async with watched(db, FakeClock().clock(), CommitFeed("delays", 5)) as subscription:
-        trouble = await next_news(subscription)
-        assert isinstance(trouble.error, UnknownBranch)
+        failure = await next_news(subscription)
+        assert isinstance(failure.error, UnknownBranch)
         connect().execute(
             "insert into revision.branch (id, type) overriding system value values (5, 'stable')"
         )
@@ -304,9 +304,9 @@ async def test_a_source_that_does_not_answer_takes_nothing_from_another(
         board.subscribe(BacklogWatch(FEED), "here", "here", 0.05) as healthy,
         board.subscribe(Sleeping(FEED), "here", "there", 0.05) as stuck,
     ):
-        trouble = await next_news(stuck)
-        assert isinstance(trouble, Failure)
-        assert "there: no answer" in str(trouble.error)
+        failure = await next_news(stuck)
+        assert isinstance(failure, Failure)
+        assert "there: no answer" in str(failure.error)
         assert healthy.queue.empty()
         write(1)
         assert (await next_news(healthy))["ready"] == 1
@@ -378,8 +378,8 @@ async def test_a_locked_table_blinds_nobody_but_who_watches_it(
         while isinstance(news := await next_news(stuck), Failure):
             troubles.append(news)
     assert isinstance(news, Recovered)
-    assert all(isinstance(trouble.error, ConsumerBusy) for trouble in troubles)
-    assert max(trouble.retry_in for trouble in troubles) == LONGEST_REST
+    assert all(isinstance(failure.error, ConsumerBusy) for failure in troubles)
+    assert max(failure.retry_in for failure in troubles) == LONGEST_REST
     assert noted[FEED.name] is None
     assert "locked by another transaction" in noted[tube.name]
 
@@ -394,9 +394,9 @@ async def test_a_question_that_takes_too_long_blinds_nobody_else(
         board.subscribe(Sleeping(slow), "airline", "airline", 0.05) as stuck,
         board.subscribe(BacklogWatch(FEED), "airline", "airline", 0.05) as healthy,
     ):
-        trouble = await next_news(stuck)
-        assert isinstance(trouble.error, ServerUnavailable)
-        assert "statement timeout" in str(trouble.error)
+        failure = await next_news(stuck)
+        assert isinstance(failure.error, ServerUnavailable)
+        assert "statement timeout" in str(failure.error)
         write(1)
         assert (await next_news(healthy))["ready"] == 1
 

@@ -105,7 +105,7 @@ def told_of(person: page.Person, path: str, what: str) -> dict[str, Any]:
         answer = person.get(path)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
-        if found[what] or found["trouble"]:
+        if found[what] or found["failure"]:
             return found
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -178,7 +178,7 @@ def test_a_consumers_past_is_for_who_may_read_its_dag_and_what_it_failed_on_for_
         past = told_of(person, PAST, "attempts")
         assert {(one["ready"], one["waiting"]) for one in past["samples"]} == {(3, 0)}, role
         attempts = [(one["attempt"], one["changes"], one["error"]) for one in past["attempts"]]
-        assert (attempts, past["trouble"]) == ([(1, 1, told)], None), role
+        assert (attempts, past["failure"]) == ([(1, 1, told)], None), role
 
 
 def test_the_past_of_what_one_may_not_see_is_refused(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_what_is_made_up_is_not_there_and_nothing_is_kept_for_it(
     from airflow_pgchange.plugins import page_queries
 
     asked = []
-    monkeypatch.setattr(page_queries.Windows, "asked", lambda *question: asked.append(question))
+    monkeypatch.setattr(page_queries.QueryCache, "answer", lambda *question: asked.append(question))
     op = people("op")
     consumer(op)
     for made_up in MADE_UP:
@@ -236,7 +236,9 @@ def test_requests_wait_for_a_free_query_thread_and_then_are_refused(
     people: People, airflow: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_limit, "PATIENCE", 0.0)
-    page.mounted(airflow).app.state.rooms = request_limit.Rooms(request_limit.Room(0), request_limit.Room(0))  # type: ignore[attr-defined]
+    page.mounted(airflow).app.state.request_limits = request_limit.RequestLimits(
+        request_limit.RequestLimit(0), request_limit.RequestLimit(0)
+    )
     admin, noted = people("admin"), page.audit_log()
     answers = [admin.get(path) for path in READ if "connections" in path or "overview" in path]
     answers += [admin.post(f"{AIRLINE}/{action}", body) for action, body in ACTIONS]
@@ -246,7 +248,7 @@ def test_requests_wait_for_a_free_query_thread_and_then_are_refused(
 
 def test_the_past_of_who_is_in_a_database_that_never_answered_is_not_asked_for(people: People) -> None:
     past = told_of(people("viewer"), PAST.replace("airline", "unreachable"), "attempts")
-    assert past == {"samples": [], "attempts": [], "trouble": "the database does not answer"}
+    assert past == {"samples": [], "attempts": [], "failure": "the database does not answer"}
 
 
 TRY = {"run_id": "manual 1", "task_id": "look_after", "map_index": -1, "try_number": 2}
@@ -289,7 +291,7 @@ PHASES: dict[str, dict[str, float]] = {
 def test_a_past_is_shown_whatever_was_told_of_its_phases(people: People, connect: Connect) -> None:
     attempts(connect(), "seconds", PHASES)
     past = told_of(people("viewer"), PAST, "attempts")
-    assert past["trouble"] is None
+    assert past["failure"] is None
     assert [one["seconds"] for one in past["attempts"]] == list(PHASES.values())
 
 
@@ -304,13 +306,13 @@ def test_what_a_letter_holds_is_shown_and_cut_where_it_is_long(
     path = f"{AIRLINE}/letters/{letter['id']}"
     held = told_of(op, path, "content")
     assert letter["batch"] in held["content"]
-    assert (held["cut"], held["trouble"]) == (False, None)
+    assert (held["cut"], held["failure"]) == (False, None)
     monkeypatch.setattr(datamodels, "SHOWN", 3)
     people = page.afresh(airflow)
     assert told_of(people("op"), path, "content") == {
         "content": held["content"][:3],
         "cut": True,
-        "trouble": None,
+        "failure": None,
     }
     assert op.get(f"{AIRLINE}/letters/7").status_code == 404
 
@@ -484,7 +486,7 @@ def test_a_database_without_tubes_has_no_backfills(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_UNREACHABLE", uri(bare_db))
     found = people("op").get("/connections/unreachable/backfills").json()
-    assert found == {"backfills": [], "tables": [], "trouble": None}
+    assert found == {"backfills": [], "tables": [], "failure": None}
 
 
 def test_watchers_are_shown_and_why_one_is_blind_to_who_may_read_the_connection(

@@ -16,7 +16,7 @@ from airflow_pgchange.admin import health
 from airflow_pgchange.errors import PermissionDenied
 from airflow_pgchange.plugins import history, page_queries, query_threads
 from airflow_pgchange.plugins.databases import Place
-from airflow_pgchange.plugins.query_threads import Line, Window
+from airflow_pgchange.plugins.query_threads import CachedQuery, QueryThread
 from tests.ledger import Connect
 from tests.waiting import until
 
@@ -24,14 +24,14 @@ Connections = Sequence[psycopg.Connection[Any]]
 LOOKERS = "select count(*) = {} from pg_stat_activity where application_name = 'lookers'"
 
 
-def settled(window: Window[Any]) -> query_threads.Look[Any]:
+def settled(window: CachedQuery[Any]) -> query_threads.CachedAnswer[Any]:
     """Return the state of a window once its query was answered."""
     window.ask()
     deadline = time.monotonic() + 30
     while window.asking:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return window.look()
+    return window.latest()
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def unrested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query_threads, "REST", 0.0)
 
 
-def sampled_no_more(windows: page_queries.Windows) -> None:
+def sampled_no_more(query_cache: page_queries.QueryCache) -> None:
     deadline = time.monotonic() + 30
-    while windows._sampler is not None:
+    while query_cache._sampler is not None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -59,7 +59,7 @@ def backend(connections: Connections) -> int:
 def test_many_who_look_ask_once(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query_threads, "FRESH", 3600.0)
     asked: list[Any] = []
-    window = Window(Line(lambda: [db]), asked.append)
+    window = CachedQuery(QueryThread(lambda: [db]), asked.append)
     settled(window)
     lookers = [threading.Thread(target=settled, args=(window,)) for _ in range(20)]
     for looker in lookers:
@@ -70,8 +70,8 @@ def test_many_who_look_ask_once(db: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_all_queries_of_a_database_use_one_connection(db: str, connect: Connect, unrested: None) -> None:
-    window = Window(Line(lambda: [make_conninfo(db, application_name="lookers")]), backend)
-    assert settled(window).said == settled(window).said
+    window = CachedQuery(QueryThread(lambda: [make_conninfo(db, application_name="lookers")]), backend)
+    assert settled(window).answer == settled(window).answer
     until(connect(), LOOKERS.format(1))
 
 
@@ -81,13 +81,13 @@ def test_a_connection_that_was_closed_is_made_anew(db: str, connect: Connect, un
         connections[0].execute("select")
         return backend(connections)
 
-    window = Window(Line(lambda: [make_conninfo(db, application_name="lookers")]), question)
-    first = settled(window).said
+    window = CachedQuery(QueryThread(lambda: [make_conninfo(db, application_name="lookers")]), question)
+    first = settled(window).answer
     connect().execute("select pg_terminate_backend(%s)", [first])
     until(connect(), LOOKERS.format(0))
     again = settled(window)
-    assert again.trouble is None
-    assert again.said != first
+    assert again.failure is None
+    assert again.answer != first
 
 
 def test_a_connection_that_was_edited_is_looked_at_as_it_is_now(
@@ -95,10 +95,12 @@ def test_a_connection_that_was_edited_is_looked_at_as_it_is_now(
 ) -> None:
     monkeypatch.setattr(query_threads, "SETTLED", 0.0)
     known = [db]
-    window: Window[str] = Window(Line(lambda: list(known)), lambda connections: connections[0].info.dbname)
-    assert str(settled(window).said) in db
+    window: CachedQuery[str] = CachedQuery(
+        QueryThread(lambda: list(known)), lambda connections: connections[0].info.dbname
+    )
+    assert str(settled(window).answer) in db
     known[:] = [other_db]
-    assert str(settled(window).said) in other_db
+    assert str(settled(window).answer) in other_db
 
 
 def test_a_connection_that_was_edited_because_its_database_is_gone_is_read_at_once(
@@ -109,13 +111,13 @@ def test_a_connection_that_was_edited_because_its_database_is_gone_is_read_at_on
         return backend(connections), connections[0].info.dbname
 
     known = [make_conninfo(db, application_name="lookers")]
-    window = Window(Line(lambda: list(known)), question)
-    pid, name = settled(window).said
+    window = CachedQuery(QueryThread(lambda: list(known)), question)
+    pid, name = settled(window).answer
     known[:] = [other_db]
     connect().execute("select pg_terminate_backend(%s)", [pid])
     until(connect(), LOOKERS.format(0))
     assert name in db
-    assert settled(window).said[1] in other_db
+    assert settled(window).answer[1] in other_db
 
 
 def test_a_question_that_hangs_is_not_waited_for_and_the_last_answer_stays(
@@ -133,28 +135,28 @@ def test_a_question_that_hangs_is_not_waited_for_and_the_last_answer_stays(
             go_on.wait(30)
         return answer
 
-    window = Window(Line(lambda: [db]), question)
-    assert settled(window).said == "before"
+    window = CachedQuery(QueryThread(lambda: [db]), question)
+    assert settled(window).answer == "before"
     window.ask()
     assert begun.wait(30)
-    look = window.look()
-    assert (look.said, look.late) == ("before", True)
+    look = window.latest()
+    assert (look.answer, look.late) == ("before", True)
     go_on.set()
-    assert settled(window).said == "after"
+    assert settled(window).answer == "after"
 
 
 def test_an_answer_is_old_only_while_a_question_is_open_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query_threads, "PATIENCE", 0.0)
     answer = threading.Event()
-    window = Window(Line(list), lambda _: answer.wait(30))
+    window = CachedQuery(QueryThread(list), lambda _: answer.wait(30))
     window.ask()
-    assert not window.look().late
+    assert not window.latest().late
     monkeypatch.setattr(query_threads, "LATE", 0.0)
-    assert window.look().late
+    assert window.latest().late
     answer.set()
     while window.asking:
         time.sleep(0.01)
-    assert not window.look().late
+    assert not window.latest().late
 
 
 def test_an_answer_is_out_before_what_follows_it_is_done(db: str) -> None:
@@ -165,8 +167,8 @@ def test_an_answer_is_out_before_what_follows_it_is_done(db: str) -> None:
         go_on.wait(30)
         noted.set()
 
-    window = Window(Line(lambda: [db]), lambda _: "an answer", after)
-    assert settled(window).said == "an answer"
+    window = CachedQuery(QueryThread(lambda: [db]), lambda _: "an answer", after)
+    assert settled(window).answer == "an answer"
     assert not noted.is_set()
     go_on.set()
     assert noted.wait(30)
@@ -184,11 +186,13 @@ def test_a_query_that_failed_is_reported_beside_the_other_results(
 
 
 def test_trouble_is_told_without_the_password() -> None:
-    window = Window(Line(lambda: ["host=127.0.0.1 port=1 user=somebody password=secretword"]), backend)
+    window = CachedQuery(
+        QueryThread(lambda: ["host=127.0.0.1 port=1 user=somebody password=secretword"]), backend
+    )
     look = settled(window)
-    assert look.said is None
-    assert "127.0.0.1" in str(look.trouble)
-    assert "secretword" not in str(look.trouble)
+    assert look.answer is None
+    assert "127.0.0.1" in str(look.failure)
+    assert "secretword" not in str(look.failure)
 
 
 def test_a_database_that_a_user_has_viewed_is_sampled_for_a_while(
@@ -203,14 +207,14 @@ def test_a_database_that_a_user_has_viewed_is_sampled_for_a_while(
     monkeypatch.setattr(page_queries, "conninfos", lambda place: [db])
     monkeypatch.setattr(page_queries, "SAMPLED_EVERY", 0.05)
     monkeypatch.setattr(page_queries, "LOOKED_LATELY", 3600.0)
-    windows = page_queries.Windows()
-    settled(windows.status(Place("airline"), {}))
+    query_cache = page_queries.QueryCache()
+    settled(query_cache.status(Place("airline"), {}))
     deadline = time.monotonic() + 30
     while len(sampled) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     monkeypatch.setattr(page_queries, "LOOKED_LATELY", 0.0)
-    sampled_no_more(windows)
+    sampled_no_more(query_cache)
 
 
 def test_however_much_is_asked_about_few_connections_are_kept(
@@ -219,10 +223,10 @@ def test_however_much_is_asked_about_few_connections_are_kept(
     monkeypatch.setattr(page_queries, "OTHERS", 2)
     monkeypatch.setattr(page_queries, "conninfos", lambda _: [make_conninfo(db, application_name="lookers")])
     monkeypatch.setattr(query_threads, "PATIENCE", 30.0)
-    windows = page_queries.Windows()
+    query_cache = page_queries.QueryCache()
     for number in range(5):
-        assert windows.asked(Place("airline"), lambda asked, _: asked, number).said == number
-    assert len(windows.others) == 2
+        assert query_cache.answer(Place("airline"), lambda asked, _: asked, number).answer == number
+    assert len(query_cache.others) == 2
     until(connect(), LOOKERS.format(1))
 
 
@@ -239,22 +243,22 @@ def test_however_many_questions_wait_for_a_database_one_thread_asks_some_of_them
         asked.append(number)
         return number
 
-    windows, before = page_queries.Windows(), threading.active_count()
-    windows.asked(Place("airline"), question, 0)
+    query_cache, before = page_queries.QueryCache(), threading.active_count()
+    query_cache.answer(Place("airline"), question, 0)
     assert begun.wait(30)
-    answers = [windows.asked(Place("airline"), question, number) for number in range(1, 1000)]
+    answers = [query_cache.answer(Place("airline"), question, number) for number in range(1, 1000)]
     assert threading.active_count() <= before + 1
-    refused = [answer for answer in answers if answer.trouble is not None]
+    refused = [answer for answer in answers if answer.failure is not None]
     assert len(refused) == 999 - query_threads.WAITING
-    assert "wait for this database" in str(refused[0].trouble)
-    assert len(windows.others) == query_threads.WAITING + 1
+    assert "wait for this database" in str(refused[0].failure)
+    assert len(query_cache.others) == query_threads.WAITING + 1
     go_on.set()
     deadline = time.monotonic() + 30
     while len(asked) <= query_threads.WAITING:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     monkeypatch.setattr(query_threads, "PATIENCE", 30.0)
-    assert windows.asked(Place("airline"), question, 1000).said == 1000
+    assert query_cache.answer(Place("airline"), question, 1000).answer == 1000
     assert asked == [*range(query_threads.WAITING + 1), 1000]
 
 
@@ -262,56 +266,56 @@ def test_a_question_that_breaks_leaves_its_database_to_others(monkeypatch: pytes
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    line = Line(list)
-    settled(Window(line, lambda _: "an answer", broken))
-    assert settled(Window(line, lambda _: "another")).said == "another"
+    line = QueryThread(list)
+    settled(CachedQuery(line, lambda _: "an answer", broken))
+    assert settled(CachedQuery(line, lambda _: "another")).answer == "another"
 
 
 def test_a_thread_that_cannot_be_started_leaves_no_question_open(
     db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    window = Window(Line(lambda: [db]), backend)
+    window = CachedQuery(QueryThread(lambda: [db]), backend)
     with monkeypatch.context() as crowded:
         crowded.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(RuntimeError):
             window.ask()
-    assert settled(window).said is not None
+    assert settled(window).answer is not None
 
 
 def test_sampling_outlives_a_question_that_could_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
 
-    def ask(window: Window[Any]) -> None:
+    def ask(window: CachedQuery[Any]) -> None:
         if not asked.is_set():
             asked.set()
             no_thread(window)
         again.set()
 
     again = threading.Event()
-    monkeypatch.setattr(Window, "ask", ask)
+    monkeypatch.setattr(CachedQuery, "ask", ask)
     monkeypatch.setattr(page_queries, "SAMPLED_EVERY", 0.05)
     monkeypatch.setattr(page_queries, "LOOKED_LATELY", 3600.0)
-    windows = page_queries.Windows()
-    windows.status(Place("airline"), {})
+    query_cache = page_queries.QueryCache()
+    query_cache.status(Place("airline"), {})
     assert again.wait(30)
     monkeypatch.setattr(page_queries, "LOOKED_LATELY", 0.0)
-    sampled_no_more(windows)
+    sampled_no_more(query_cache)
 
 
 def test_sampling_that_could_not_begin_begins_with_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     again = threading.Event()
-    monkeypatch.setattr(Window, "ask", lambda _: again.set())
+    monkeypatch.setattr(CachedQuery, "ask", lambda _: again.set())
     monkeypatch.setattr(page_queries, "SAMPLED_EVERY", 0.05)
     monkeypatch.setattr(page_queries, "LOOKED_LATELY", 3600.0)
-    windows = page_queries.Windows()
+    query_cache = page_queries.QueryCache()
     with monkeypatch.context() as crowded:
         crowded.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(RuntimeError):
-            windows.status(Place("airline"), {})
-    windows.status(Place("airline"), {})
+            query_cache.status(Place("airline"), {})
+    query_cache.status(Place("airline"), {})
     assert again.wait(30)
     monkeypatch.setattr(page_queries, "LOOKED_LATELY", 0.0)
-    sampled_no_more(windows)
+    sampled_no_more(query_cache)
 
 
 def test_queries_for_the_page_have_timeouts(db: str) -> None:
@@ -321,4 +325,4 @@ def test_queries_for_the_page_have_timeouts(db: str) -> None:
             for name in ("statement_timeout", "lock_timeout", "idle_session_timeout")
         ]
 
-    assert settled(Window(Line(lambda: [db]), settings)).said == ["10s", "1s", "1min"]
+    assert settled(CachedQuery(QueryThread(lambda: [db]), settings)).answer == ["10s", "1s", "1min"]

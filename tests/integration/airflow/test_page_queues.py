@@ -53,7 +53,7 @@ def told(person: page.Person, path: str, what: str) -> dict[str, Any]:
     while True:
         answer = person.get(f"{AIRLINE}/{path}")
         found: dict[str, Any] = answer.json()
-        if answer.status_code == 200 and (found[what] or found["trouble"]):
+        if answer.status_code == 200 and (found[what] or found["failure"]):
             return found
         assert time.monotonic() < deadline, answer.text
         time.sleep(0.05)
@@ -63,7 +63,7 @@ def test_a_user_who_may_read_a_dag_sees_how_long_each_queue_is(people: People) -
     names = ("queue", "consumer", "ready", "delayed", "waiting", "in_work", "exact", "dead", "selector")
     for role, selector in (("viewer", None), ("op", "(t.properties->'kind') = 'name of a passenger'")):
         found = told(people(role), "queues", "queues")
-        assert found["trouble"] is None, role
+        assert found["failure"] is None, role
         first, second = [one for one in found["queues"] if one["queue"] == "orders"]
         assert {one["queue"] for one in found["queues"]} == {"orders", *TOUR.queues}, role
         assert [first[name] for name in names] == ["orders", "default", 1, 1, 1, 0, True, 1, None], role
@@ -113,16 +113,16 @@ def test_a_saga_that_is_made_up_is_not_there_and_nothing_is_kept_for_it(
 ) -> None:
     from airflow_pgchange.plugins import page_queries, sagas
 
-    op, windows = people("op"), []
-    ask = page_queries.Windows.asked
+    op, query_cache = people("op"), []
+    ask = page_queries.QueryCache.answer
     monkeypatch.setattr(
-        page_queries.Windows, "asked", lambda *question: windows.append(question[0]) or ask(*question)
+        page_queries.QueryCache, "answer", lambda *question: query_cache.append(question[0]) or ask(*question)
     )
     told(op, "sagas", "sagas")
     deadline = time.monotonic() + 30
     while op.get(f"{AIRLINE}/sagas/7").status_code != 404:
         assert time.monotonic() < deadline
-    assert {question for _, question, *_ in windows[-1].others} == {sagas.sagas}
+    assert {question for _, question, *_ in query_cache[-1].others} == {sagas.sagas}
 
 
 def test_a_saga_is_shown_by_a_server_that_has_not_heard_of_the_latest(
@@ -158,8 +158,8 @@ def test_a_database_without_queues_has_none_and_no_sagas(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(bare_db))
     op = page.afresh(airflow)("op")
-    assert op.get(f"{AIRLINE}/queues").json() == {"queues": [], "trouble": None}
-    assert op.get(f"{AIRLINE}/sagas").json() == {"sagas": [], "trouble": None}
+    assert op.get(f"{AIRLINE}/queues").json() == {"queues": [], "failure": None}
+    assert op.get(f"{AIRLINE}/sagas").json() == {"sagas": [], "failure": None}
 
 
 def test_only_users_who_may_read_the_connection_see_the_content_of_a_letter(

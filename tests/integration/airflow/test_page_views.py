@@ -37,7 +37,7 @@ def told(person: page.Person, path: str) -> dict[str, Any]:
         answer = person.get(path)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
-        if found["installed"] is not None or found["trouble"]:
+        if found["installed"] is not None or found["failure"]:
             return found
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -72,7 +72,7 @@ def test_a_user_who_may_read_a_dag_sees_groups_their_readers_and_partitions(
         assert current["unread"] == [{"group": "billing", "events": 3, "exact": True}], role
         log = found["log"]
         assert (log["events"], log["waiting"], log["dispatcher"]) == (3, 0, None), role
-        assert found["trouble"] is None, role
+        assert found["failure"] is None, role
 
 
 def test_only_users_who_may_read_the_connection_see_the_selection_of_a_group(
@@ -112,7 +112,7 @@ def test_groups_are_shown_also_where_partitions_take_too_long(
     holder.execute("lock table pgmb.dispatched")
     found = told(people("viewer"), EVENTS)
     assert ([group["name"] for group in found["groups"]], found["partitions"]) == (["billing"], [])
-    assert (found["left_out"][:24], found["trouble"]) == ("Partitions are left out:", None)
+    assert (found["left_out"][:24], found["failure"]) == ("Partitions are left out:", None)
 
 
 def test_the_holder_of_a_lock_for_which_a_reader_waits_is_shown(people: People, connect: Connect) -> None:
@@ -142,7 +142,7 @@ def test_where_there_is_no_schema_it_is_said(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_UNREACHABLE", uri(bare_db))
     found = told(people("op"), f"/connections/unreachable/{view}")
-    assert (found["installed"], found["log"], found["trouble"]) == (False, None, None)
+    assert (found["installed"], found["log"], found["failure"]) == (False, None, None)
 
 
 @pytest.mark.parametrize("view", ["events", "topology"])
@@ -150,7 +150,7 @@ def test_why_a_database_does_not_answer_is_for_who_may_read_the_connection(peopl
     for role, why in (("viewer", False), ("op", True)):
         found = told(people(role), f"/connections/unreachable/{view}")
         assert found["installed"] is None, role
-        assert ("127.0.0.1" in found["trouble"]) is why, role
+        assert ("127.0.0.1" in found["failure"]) is why, role
 
 
 def test_a_user_who_may_read_a_dag_sees_instances_masters_and_owners_of_buckets(
@@ -176,7 +176,7 @@ def test_a_user_who_may_read_a_dag_sees_instances_masters_and_owners_of_buckets(
             ("default", "0", "999", "copying", "r1", "r2"),
             ("default", "1000", "2999", "active", "r1", None),
         ], role
-        assert (found["cut"], found["trouble"]) == (False, None), role
+        assert (found["cut"], found["failure"]) == (False, None), role
 
 
 def test_where_an_instance_is_is_for_who_may_read_the_connection(people: People, connect: Connect) -> None:
@@ -238,7 +238,7 @@ def test_a_consumers_rights_are_enough_to_look(
     connect().execute(f"select {schema}.grant_{grant}(%s::regrole)", [who.name])
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(who.conninfo))
     found = told(people("op"), f"/connections/airline/{view}")
-    assert (found["installed"], found["trouble"]) == (True, None)
+    assert (found["installed"], found["failure"]) == (True, None)
 
 
 def test_each_guide_is_there_to_be_read(people: People) -> None:
