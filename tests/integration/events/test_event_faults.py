@@ -357,7 +357,7 @@ def test_a_command_that_is_suggested_for_a_group_is_one_whatever_its_name_is(con
 
 
 def test_an_error_about_a_missing_right_names_the_grants_of_the_log(connect_to, role):
-    with pytest.raises(PermissionDenied, match=r"pgmb\.grant_writer"):
+    with pytest.raises(PermissionDenied, match=r"pgmb\.grant_dispatcher"):
         dispatch(connect_to(role("nobody").conninfo))
 
 
