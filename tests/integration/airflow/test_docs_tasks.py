@@ -21,7 +21,6 @@ from tests.ledger import Connect, run
 from tests.readme import ROOT
 from tests.web import Request, receiving
 
-HOW_TO = ROOT / "docs" / "how-to"
 Follow = Callable[..., Reader]
 
 
@@ -43,13 +42,23 @@ def follow(
         reader = Reader(connect(), tmp_path, lambda: capsys.readouterr().out, [folder, *replaced])
         reader.attempts = 3
         for page in pages:
-            reader.follow((HOW_TO / f"{page}.md").read_text())
+            reader.follow((ROOT / page).read_text())
         return reader
 
     return follow
 
 
-@pytest.mark.parametrize("page", ["copy", "report", "totals", "workers", "retention"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "docs/how-to/copy.md",
+        "docs/how-to/report.md",
+        "docs/how-to/totals.md",
+        "docs/how-to/workers.md",
+        "docs/how-to/retention.md",
+    ],
+    ids=lambda page: Path(page).stem,
+)
 def test_a_recipe_shows_what_its_reader_sees(page: str, follow: Follow) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
     assert follow(page).failures == []
@@ -57,14 +66,16 @@ def test_a_recipe_shows_what_its_reader_sees(page: str, follow: Follow) -> None:
 
 def test_the_form_of_the_page_fills_the_copy(follow: Follow) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
-    reader = follow("copy", "backfill")
-    (line,) = re.findall(r"`(backfill \d+ of .*?)`", (HOW_TO / "backfill.md").read_text(), flags=re.DOTALL)
+    reader = follow("docs/how-to/copy.md", "docs/how-to/backfill.md")
+    (line,) = re.findall(
+        r"`(backfill \d+ of .*?)`", (ROOT / "docs/how-to/backfill.md").read_text(), flags=re.DOTALL
+    )
     assert " ".join(line.split()) in reader.logged
 
 
 def test_a_person_chooses_where_a_new_consumer_starts(follow: Follow) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
-    reader = follow("new-consumer")
+    reader = follow("docs/how-to/new-consumer.md")
     (by_hand,) = dags(reader.files[-1])
     (task,) = by_hand.tasks
     task.render_template_fields({"params": {"start": "beginning"}})
@@ -74,13 +85,13 @@ def test_a_person_chooses_where_a_new_consumer_starts(follow: Follow) -> None:
 @pytest.mark.hstore
 def test_uninstalling_removes_what_the_page_lists(follow: Follow) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
-    follow("uninstall")
+    follow("docs/how-to/uninstall.md")
 
 
 @pytest.mark.hstore
 def test_a_purchase_is_done_as_a_whole_or_undone(follow: Follow) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
-    assert follow("saga").failures == []
+    assert follow("docs/how-to/saga.md").failures == []
 
 
 def test_batches_go_through_the_pooler_and_handlers_past_it(
@@ -89,7 +100,7 @@ def test_batches_go_through_the_pooler_and_handlers_past_it(
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(pgbouncer))
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DIRECT", uri(db))
-    assert follow("pgbouncer").failures == []
+    assert follow("docs/how-to/pgbouncer.md").failures == []
 
 
 @pytest.mark.hstore
@@ -112,7 +123,7 @@ def test_a_restored_database_goes_on_as_the_page_shows(
         return shell(reader, example)
 
     monkeypatch.setattr(Reader, "_sh", restore)
-    assert follow("restore").failures == []
+    assert follow("docs/how-to/restore.md").failures == []
 
 
 @pytest.mark.skipif(
@@ -121,14 +132,16 @@ def test_a_restored_database_goes_on_as_the_page_shows(
 def test_each_payment_is_in_the_iceberg_table_of_the_page(follow: Follow, db: str, tmp_path: Path) -> None:
     """Takes seconds: PyIceberg is imported, and Airflow if it is the first test of this file."""
     address = uri(db).removeprefix("postgres://")
-    reader = follow("to-iceberg", replaced=[("localhost/shop", address), ("/data/lake", str(tmp_path))])
+    reader = follow(
+        "docs/how-to/to-iceberg.md", replaced=[("localhost/shop", address), ("/data/lake", str(tmp_path))]
+    )
     assert reader.failures == []
 
 
 @pytest.mark.hstore
 def test_the_bad_message_of_the_page_is_set_aside(follow: Follow) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
-    assert follow("work-queue").failures == [KeyError] * 2
+    assert follow("docs/how-to/work-queue.md").failures == [KeyError] * 2
 
 
 def test_the_service_of_the_page_gets_each_order(follow: Follow) -> None:
@@ -142,7 +155,7 @@ def test_the_service_of_the_page_gets_each_order(follow: Follow) -> None:
 
     with receiving(answer) as (port, requests):
         shown, here = "https://crm.example.com/", f"http://127.0.0.1:{port}/"
-        follow("call", replaced=[(shown, here), ("(10, 60)", "(0.01, 0.01)")])
+        follow("docs/how-to/call.md", replaced=[(shown, here), ("(10, 60)", "(0.01, 0.01)")])
     assert sorted(tried) == ["ann", "bob", "eve", "eve", "eve", "eve"]
     keys = {request.headers["idempotency-key"] for request in requests}
     assert len(keys) == 3
@@ -151,6 +164,6 @@ def test_the_service_of_the_page_gets_each_order(follow: Follow) -> None:
 
 def test_every_page_with_steps_is_followed() -> None:
     tests = Path(__file__).read_text()
-    pages = [page.stem for page in HOW_TO.glob("*.md") if "\n## 1. " in page.read_text()]
+    pages = [page for page in ROOT.glob("docs/how-to/*.md") if "\n## 1. " in page.read_text()]
     assert len(pages) > 10
-    assert [page for page in pages if f'"{page}"' not in tests] == []
+    assert [page for page in pages if f'"{page.relative_to(ROOT)}"' not in tests] == []
