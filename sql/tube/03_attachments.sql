@@ -158,7 +158,10 @@ begin
                  when t.reason is not null then format('its column of ids, %I: %s', k.attname, t.reason)
                  else format('its column of ids, %I, can be null: a row without an id touches nothing, and is in no copy', k.attname) end
              from key as k cross join lateral pgchange.key_type_trouble(k.atttypid, k.attcollation) as t(reason)
-             where k.attname is null or pgchange.key_type(k.atttypid) <> k.type or t.reason is not null or not k.attnotnull
+             -- The types of most ids need no further checks.
+             where (k.attnotnull and k.type = 'bigint'::regtype
+                    and k.atttypid in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype)) is not true
+               and (k.attname is null or pgchange.key_type(k.atttypid) <> k.type or t.reason is not null or not k.attnotnull)
              order by k.place limit 1),
             (select format('no unique index identifies its rows by %s: several rows can have one id', u.columns)
              from (
@@ -224,8 +227,12 @@ begin
     return query
         select t.tgrelid::regclass, t.tgname, split_part(p.proname, '_', 3), p.oid, t.tgenabled in ('O', 'A')
         from pgchange.triggers_of(variadic functions) as t
-        join pg_proc as p on p.oid = t.tgfoid
-        union all
+        join pg_proc as p on p.oid = t.tgfoid;
+    -- Only partitioned tables have guards and bars.
+    if (select c.relkind from pg_class as c where c.oid = tbl) <> 'p' then
+        return;
+    end if;
+    return query
         select t.tgrelid::regclass, t.tgname, k.kind, t.tgfoid, t.tgenabled in ('O', 'A')
         from unnest(tree) as r(relid)
         cross join (values ('guard', tube.function_name(token, 'guard')), ('bar', tube.function_name(token, 'bar'))) as k(kind, name)

@@ -1,10 +1,13 @@
 -- Parts of the capture of a table: finding ids, putting them into pods, and handling rows one by one.
 
 -- The expression of the ids in a transition table, without nulls. At most 10,000,001, because an array must be smaller than a
--- gigabyte.
+-- gigabyte. Only a predicate, or the text of a key, needs the name of the table.
 create function tube.ids_of(rows text, attached tube.attachment) returns text
 language plpgsql stable as $$
 begin
+    if attached.key_types = '{bigint}' and attached.predicate is null then
+        return format('array(select %1$I::bigint from %2$I where %1$I is not null limit 10000001)', attached.key[1], rows);
+    end if;
     return (
         select format(
             'array(select %1$s from %2$I as %3$I where %4$s%5$s limit 10000001)',
@@ -18,35 +21,37 @@ begin
 end
 $$;
 
--- Whether there are ids, and few enough for a single pod. Inlined, like the next function.
-create function tube.fit_into_one(ids bigint[]) returns boolean
-language sql immutable as $$
-    select pg_catalog.cardinality(ids) operator(pg_catalog.>) 0 and pg_catalog.cardinality(ids) operator(pg_catalog.<=) 900
-$$;
-
--- Whether there are ids, and few and short enough for a single pod. Here the ids are texts.
-create function tube.fit_into_one(ids text[]) returns boolean
-language sql stable as $$
-    select pg_catalog.cardinality(ids) operator(pg_catalog.=) 1
-        or pg_catalog.cardinality(ids) operator(pg_catalog.>) 0 and pg_catalog.cardinality(ids) operator(pg_catalog.<=) 900
-           and pg_catalog.pg_column_size(ids) operator(pg_catalog.<=) 7000 -- The reason is at tube.bytes_a_pod().
-$$;
-
--- Put ids that do not fit into a single pod into several; nothing if there are no ids. It has no search_path of its own, because
--- many statements touch nothing.
-create function tube.put_many(pods regclass, op text, shard integer, ids anyarray) returns void
-language plpgsql as $$
+-- Put the ids of a statement into several pods, and return false. target is an array: the oid of the pods, the op and the shard.
+-- Null, without a call, if there are no ids.
+create function tube.put_many(ids anyarray, target text[]) returns boolean
+language plpgsql strict as $$
 begin
-    if ids operator(pg_catalog.<>) '{}' then
-        perform tube.put_pods(pods, op, shard, ids);
-    end if;
+    perform tube.put_pods(target[1]::pg_catalog.oid, tube.op_of(target[2]), target[3]::pg_catalog.int4, ids);
+    return false;
 end
+$$;
+
+-- Whether ids are few enough for a single pod, which the caller inserts. If they are more, put them into several pods. Null if there
+-- are none. Inlined, like the next function. target is a single argument, because each constant adds to the plan that every
+-- session keeps for each table.
+create function tube.fit_into_one(ids bigint[], target text[]) returns boolean
+language sql volatile as $$
+    select pg_catalog.cardinality(ids) operator(pg_catalog.<=) 900 or tube.put_many(ids, target)
+$$;
+
+-- Like the function above for ids that are texts, which have to be few and short enough.
+create function tube.fit_into_one(ids text[], target text[]) returns boolean
+language sql volatile as $$
+    select pg_catalog.cardinality(ids) operator(pg_catalog.=) 1
+        or pg_catalog.cardinality(ids) operator(pg_catalog.<=) 900
+           and pg_catalog.pg_column_size(ids) operator(pg_catalog.<=) 7000 -- The reason is at tube.bytes_a_pod().
+        or tube.put_many(ids, target)
 $$;
 
 -- The op of the pods of a capture. Inlined.
 create function tube.op_of(op text) returns text
 language sql stable as $$
-    select case when pg_catalog.strpos(pg_catalog.current_setting('application_name'), 'backfill') operator(pg_catalog.>) 0 then 'B' else op end
+    select case when pg_catalog.current_setting('application_name') operator(pg_catalog.~~) '%backfill%' then 'B' else op end
 $$;
 
 -- The current name, with its schema, of the table of a tube's pods; null if the table was dropped. Captures written before the

@@ -67,18 +67,18 @@ begin
 end
 $$;
 
--- Whether ids are few enough for a single array. Inlined, like the next two functions.
+-- Whether ids are few enough for a single array. Inlined, like the next functions.
 create function tube.are_few(ids anyarray) returns boolean
 language sql immutable as $$
     select pg_catalog.cardinality(ids) operator(pg_catalog.<=) 10000000
 $$;
 
--- Whether a trigger function may write to the pods, and read the columns for which it was written. numbers has the oids of the
--- pods, of tube.seq and of the attached table.
-create function tube.still_fits(pods regclass, numbers oid[], key_numbers smallint[], key name[]) returns boolean
+-- Whether a trigger function may write these ids to the pods, and read the columns for which it was written. numbers has the oids
+-- of the pods, of tube.seq and of the attached table.
+create function tube.still_fits(ids anyarray, pods regclass, numbers oid[], key_numbers smallint[], key name[]) returns boolean
 language sql stable as $$
     -- Do not write to another table that has the name of the pods: its triggers would run with the owner's rights.
-    select pods operator(pg_catalog.=) numbers[1]
+    select tube.are_few(ids) and pods operator(pg_catalog.=) numbers[1]
         and (pg_catalog.has_table_privilege(pods, 'insert') or tube.may_put_ids(pods))
         -- Nor to pods of a tube schema that was dropped and installed again, because they draw no numbers any more.
         and 'tube.seq'::pg_catalog.regclass operator(pg_catalog.=) numbers[2]
@@ -87,10 +87,22 @@ language sql stable as $$
         and pgchange.are_named(numbers[3], key_numbers, key)
 $$;
 
--- The ids that an update touches: the ids of the rows after it, and those of the rows before it if they differ.
-create function tube.touched_by_update(ids anyarray, before anyarray) returns anyarray
+-- The ids that an insert or a delete touches; null if there are none. A body that is parsed now may use an operator by its name,
+-- because the search_path of a writer does not matter to it. Such a function cannot be polymorphic.
+create function tube.touched(ids bigint[]) returns bigint[]
+language sql immutable
+return nullif(ids, '{}');
+
+-- Like the function above for ids that are texts.
+create function tube.touched(ids text[]) returns text[]
+language sql immutable
+return nullif(ids, '{}');
+
+-- The ids that an update touches: the ids of the rows after it, and those of the rows before it if they differ. Null if there are
+-- none.
+create function tube.touched(ids anyarray, before anyarray) returns anyarray
 language sql immutable as $$
-    select case when before operator(pg_catalog.=) ids then ids else tube.united(ids, before) end
+    select case when before operator(pg_catalog.<>) ids then tube.united(ids, before) when ids operator(pg_catalog.<>) '{}' then ids end
 $$;
 
 -- The ids that are in either array. The function is in PL/pgSQL, because otherwise each update would prepare a hash table for
@@ -107,9 +119,10 @@ $$;
 -- application_name of the session contains backfill.
 --
 -- Each session keeps the function and its plans for every table that it writes to, so it is short. PL/pgSQL keeps some 2 KB for
--- each declared variable, and 50 to 100 bytes for each name. So the ids are a field of "new", which a trigger of a statement does
--- not use otherwise. A single query reads the ids and checks whether the function still fits. If it fails, or if there are more
--- than ten million ids, tube.row_by_row_query() handles the rows. "return old", which is null here, needs no plan; "return null"
+-- each declared variable, and 50 to 100 bytes for each name; each query, and each condition of an "if", has a plan. So the ids are
+-- a field of "new", which a trigger of a statement does not use otherwise. A single query reads the ids and checks whether the
+-- function still fits. If it fails, or if there are more than ten million ids, tube.row_by_row_query() handles the rows. The
+-- condition of the insert puts ids that are too many for one pod. "return old", which is null here, needs no plan; "return null"
 -- would.
 --
 -- tube.health() compares them for each attached table. So one call returns all of them, and looks up the names only once.
@@ -144,33 +157,29 @@ begin
 #variable_conflict use_column
 begin
     begin
-        select %1$s as ids into strict new from (select %2$s offset 0) as i where %3$s and tube.still_fits(%4$s);
+        select tube.touched(%1$s) as ids into strict new from (select %2$s offset 0) as i where %3$stube.still_fits(ids, %4$s);
     exception when others or assert_failure then
         begin
             execute tube.row_by_row_query(tg_relid, %5$s);
         exception
             -- The trigger is left over from a schema that was dropped.
             when undefined_function or invalid_schema_name then
-                return old;
+                null;
             when insufficient_privilege then
                 raise warning %6$s;
         end;
         return old;
     end;
-    if tube.fit_into_one(new.ids) then
-        insert into %7$s (op, shard, ids) values (%8$s, new.ids);
-    else
-        perform tube.put_many(%7$L, %8$s, new.ids);
-    end if;
+    insert into %7$s (op, shard, ids) select tube.op_of(%8$L), %9$s, new.ids where tube.fit_into_one(new.ids, %10$L);
     return old;
 end
 $body$,
-            case op when 'update' then 'tube.touched_by_update(i.ids, i.before)' else 'i.ids' end,
+            case op when 'update' then 'ids, before' else 'ids' end,
             case op when 'update' then format('%s as ids, %s as before', added, removed)
                     when 'delete' then removed || ' as ids' else added || ' as ids' end,
-            case op when 'update' then 'tube.are_few(i.ids) and tube.are_few(i.before)' else 'tube.are_few(i.ids)' end,
+            case op when 'update' then 'tube.are_few(before) and ' end,
             still_fits, format('%L, %L, %L', attached.tube, op, relname), warning,
-            pods_name, format('tube.op_of(%L), %s', upper(left(op, 1)), attached.shard));
+            pods_name, upper(left(op, 1)), attached.shard, array[pods::oid::text, upper(left(op, 1)), attached.shard::text]);
         return next;
     end loop;
 end

@@ -93,5 +93,5 @@ create policy touched on tube.backfill using (
 
 select pgchange.close_schema('tube', types => 'judged_row keyset progress', unpinned => $$
         are_few claim_again claim_next claimed fit_into_one insert_pods is_in_part lock_key may_put_ids op_of part_of place_in_order put_many
-        sort_key still_fits take_lock touched_by_update tube_ensure_exists tube_pods_insert united worker_of
+        sort_key still_fits take_lock touched tube_ensure_exists tube_pods_insert united worker_of
     $$);
