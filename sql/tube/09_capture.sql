@@ -119,11 +119,11 @@ $$;
 -- application_name of the session contains backfill.
 --
 -- Each session keeps the function and its plans for every table that it writes to, so it is short. PL/pgSQL keeps some 2 KB for
--- each declared variable, and 50 to 100 bytes for each name; each query, and each condition of an "if", has a plan. So the ids are
+-- each declared variable, and 50 to 100 bytes for each name. Each query, and each condition of an "if", has a plan. So the ids are
 -- a field of "new", which a trigger of a statement does not use otherwise. A single query reads the ids and checks whether the
--- function still fits. If it fails, or if there are more than ten million ids, tube.row_by_row_query() handles the rows. The
--- condition of the insert puts ids that are too many for one pod. "return old", which is null here, needs no plan; "return null"
--- would.
+-- function still fits. If it fails, or if there are more than ten million ids, tube.row_by_row_query() handles the rows.
+--
+-- The condition of the insert puts ids that are too many for one pod. "return old", which is null, needs no plan.
 --
 -- tube.health() compares them for each attached table. So one call returns all of them, and looks up the names only once.
 create function tube.capture_bodies(attached tube.attachment) returns table (op text, body text)
