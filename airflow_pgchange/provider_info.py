@@ -15,6 +15,7 @@ GUIDES = (
     "how-to/work-queue",
     "how-to/to-iceberg",
     "how-to/restore",
+    "how-to/upgrade",
     "how-to/pgbouncer",
     "how-to/saga",
     "how-to/retention",
