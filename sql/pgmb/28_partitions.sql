@@ -32,6 +32,7 @@ set timezone = 'UTC'
 as $$
 declare
     rest constant regclass := pgmb.default_partition(tbl);
+    form constant text := (select p.relname || '\_2_______\_______\_2_______\_______' from pg_class as p where p.oid = tbl);
     lowest text := to_char(pgmb.extract_date_from_event_id(lower_id), 'YYYYMMDD_HH24MISS');
     highest text := to_char(pgmb.extract_date_from_event_id(upper_id), 'YYYYMMDD_HH24MISS');
 begin
@@ -46,7 +47,7 @@ begin
             join pg_class as c on c.oid = i.inhrelid
             -- The default partition has no bounds, so it is left out. Otherwise this would wait for its lock.
             where i.inhparent = tbl and i.inhrelid is distinct from rest
-              and (c.relname not like '%\_2_______\_______\_2_______\_______'
+              and (c.relname not like form
                    or (lowest is null or right(c.relname, 15) collate "C" >= lowest)
                   and (highest is null or left(right(c.relname, 31), 15) collate "C" <= highest))
             offset 0

@@ -2,6 +2,32 @@
 
 select pgchange.make_sealed('pgmb');
 
+-- Of some groups at cursors, those that may have unread events, by one query for all. A group before the last gap is returned
+-- without a search, so that the query is planned for few partitions.
+create function pgmb.maybe_unread(gids text[], cursors text[]) returns text[]
+language plpgsql stable
+set plan_cache_mode = force_custom_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_sort = off
+set jit = off
+as $$
+declare
+    afters constant text[] := array(
+        select pgmb.over_gap(g.id, g.cursor) from unnest(gids, cursors) with ordinality as g(id, cursor, n) order by g.n);
+    lowest constant text := coalesce((select max(g.high) from pgmb.gap as g where g.group_id = any (gids)), '');
+    before constant text := (select left(l.last_id, 15) || 'g' from pgmb.dispatcher as l order by l.version desc limit 1);
+begin
+    return array(
+        select g.id from unnest(gids, afters) as g(id, after)
+        where g.after collate "C" < lowest or (
+            select true from pgmb.dispatched as d
+            where d.group_id = g.id and d.id > g.after and d.id >= lowest and d.id < before limit 1));
+end
+$$;
+
 create function pgmb_sealed.status(caller pgchange.caller, upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile security definer
 set jit = off
@@ -11,6 +37,8 @@ declare
     known record;
     run record;
     waits record;
+    unread constant text[] := (
+        select pgmb.maybe_unread(array_agg(c.group_id::text), array_agg(c.cursor::text)) from pgmb.cursors() as c);
 begin
     if coalesce(upto < 0, true) then
         raise invalid_parameter_value using message =
@@ -30,7 +58,11 @@ begin
         from pgmb.subscription_groups as g left join pgmb.claims as c on c.group_id = g.id
         order by g.id
     loop
-        run := pgmb.next_events(known.id, known.cursor, upto::bigint + 1);
+        if known.id = any (unread) then
+            run := pgmb.next_events(known.id, known.cursor, upto::bigint + 1);
+        else
+            select 0::bigint as count, null::text as lowest into run;
+        end if;
         return query select
             'event', pgmb.name_of(known.id), jsonb_build_object('group', known.id), known.version,
             case when run.count > upto then greatest(run.count, pgmb.estimate_unread(known.id, known.cursor, least(upto, 100)))
