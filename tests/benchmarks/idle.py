@@ -100,8 +100,8 @@ def partitions(connection: psycopg.Connection, conninfo: str, report: Report) ->
         )
         with connection.transaction(force_rollback=True):
             trimmed: list[int] = []
-            cost = cost_of(connection, lambda: trimmed.append(number(connection, trim)))
-            report.say("trimming a partition", cost.cpu / trimmed[0] * 1000, "ms CPU", most=TRIMMED)
+            spent = cost_of(connection, lambda: trimmed.append(number(connection, trim)))
+            report.say("trimming a partition", spent.cpu / trimmed[0] * 1000, "ms CPU", most=TRIMMED)
 
 
 def claims(connection: psycopg.Connection) -> dict[str, float]:
