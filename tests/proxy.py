@@ -38,7 +38,7 @@ class Proxy:
         if not serve_new:
             self._serves.clear()
         self._speaks.clear()
-        # Give each later connection its own event, so that only the earlier connections are silent.
+        # Let connections made from now on wait for another event, so that only those made before are silent.
         self._speaks = threading.Event()
         if serve_new:
             self._speaks.set()

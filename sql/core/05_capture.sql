@@ -170,8 +170,8 @@ begin
 end
 $$;
 
--- Of the partitions that were attached before the capture knew them, those that may have rows. If a partition was attached
--- together with its own partitions, only the partition counts.
+-- Those of the partitions that may have brought rows with them, because they were attached before the capture knew them. Partitions
+-- of a partition in the list are left out.
 create function pgchange.came_with_rows(came regclass[]) returns setof regclass
 language sql stable as $$
     select r from unnest(came) as r
@@ -187,7 +187,7 @@ language sql stable as $$
     select format('%s: rows of %s may have been there before it was captured, and are in no %s', tbl, part, change)
 $$;
 
--- The command that adds the rows of such a partition to the feed.
+-- The command that adds to the feed the rows of a partition that was attached with rows.
 create function pgchange.bring_missed(part regclass, schema name, function name) returns text
 language sql stable as $$
     select format('as its owner: select %I.%I(%L)', schema, function, part)

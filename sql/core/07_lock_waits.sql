@@ -77,8 +77,8 @@ language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
     select l.pid,
-           -- A role that may not see the backend_type of another sees at least that no role is connected there, as for an
-           -- autovacuum.
+           -- Without the right to see other roles' sessions, backend_type is null. Then a session without a user counts as an
+           -- autovacuum worker.
            bool_and(l.mode = 'ShareUpdateExclusiveLock') and coalesce(bool_and(
                coalesce(a.backend_type = 'autovacuum worker', a.usesysid is null)), false)
     from pg_locks as l left join pg_stat_activity as a on a.pid = l.pid

@@ -102,8 +102,8 @@ begin
 end
 $$;
 
--- Refuse to claim a batch again after max_attempts attempts. A null max_attempts means no limit. The function has no
--- search_path of its own, because claims call it: each change of the path takes time.
+-- Refuse to claim a batch again after max_attempts attempts. A null max_attempts means no limit. The function has no search_path of
+-- its own, which would slow down every claim.
 create function pgchange.check_attempts(consumer text, batch_id text, attempt integer, max_attempts integer) returns void
 language plpgsql immutable as $$
 begin
@@ -202,8 +202,8 @@ end
 $$;
 
 -- Refuse to claim a batch again after max_attempts attempts. With on_give_up, attempts that an outage ended do not count. With
--- 'bisect', a change that failed alone is refused by an error of its own. The function has no search_path of its own, because
--- claims call it.
+-- 'bisect', a change that failed alone is refused by an error of its own. The function has no search_path of its own, which would
+-- slow down every claim.
 create function pgchange.check_again(mark pgchange.claim, max_attempts integer, on_give_up text) returns void
 language plpgsql immutable as $$
 begin
@@ -308,8 +308,8 @@ begin
 end
 $$;
 
--- Refuse an attempt on a batch if another attempt has begun. last: the number of the last attempt; null if it is not known
--- here. The function has no search_path of its own, because acks call it.
+-- Refuse an attempt on a batch if another attempt has begun. last: the number of the last attempt; null if it is not known here.
+-- The function has no search_path of its own, which would slow down every ack.
 create function pgchange.check_attempt(consumer text, batch jsonb, last integer) returns void
 language plpgsql immutable as $$
 begin
@@ -322,8 +322,8 @@ begin
 end
 $$;
 
--- Refuse to ack a batch at another version than that of its claim, or after an attempt that is not the last. The function has
--- no search_path of its own, because acks call it.
+-- Refuse to ack a batch at another version than that of its claim, or after an attempt that is not the last. The function has no
+-- search_path of its own, which would slow down every ack.
 create function pgchange.check_claimed(kind text, consumer text, batch jsonb) returns void
 language plpgsql stable as $$
 declare

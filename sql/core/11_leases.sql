@@ -18,8 +18,8 @@ language sql stable as $$
         'attempt', mark.attempt, 'error', mark.error, 'elsewhere', mark.elsewhere) || pgchange.lease_of(mark)
 $$;
 
--- Refuse to claim, to skip or to move past a batch that is leased. The function has no search_path of its own, because claims
--- call it.
+-- Refuse to claim, to skip or to move past a batch that is leased. The function has no search_path of its own, which would slow
+-- down every claim.
 create function pgchange.check_lease(consumer text, batch_id text, leased_by text, leased_until timestamptz) returns void
 language plpgsql volatile as $$
 begin
@@ -33,7 +33,7 @@ end
 $$;
 
 -- Refuse to claim a batch while it is leased, by the record of the claim that the consumer made last. The function has no
--- search_path of its own, because claims call it.
+-- search_path of its own, which would slow down every claim.
 create function pgchange.check_lease(mark pgchange.claim) returns void
 language plpgsql volatile as $$
 begin

@@ -59,8 +59,8 @@ end
 $$;
 
 -- The parts of a split batch that a consumer at a version has still to process, given its last claim. The form is that of
--- parts_behind(); null if there are none. A consumer that was moved since is at another version, so its split is over. The
--- function has no search_path of its own, because each claim calls it.
+-- parts_behind(); null if there are none. A consumer that was moved since is at another version, so its split is over. The function
+-- has no search_path of its own, which would slow down every claim.
 create function pgchange.parts_left(mark pgchange.claim, version bigint) returns jsonb
 language plpgsql immutable as $$
 begin

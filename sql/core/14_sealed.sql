@@ -12,7 +12,8 @@
 create domain pgchange.caller as name not null constraint is_the_current_user check (value = current_user);
 comment on domain pgchange.caller is
     'The caller of a function, as a value that only that role can make.';
--- A table with such a column could keep a value for use as another role.
+-- A role with this right could make a table with a column of the type. If another role wrote its own name there, the first could
+-- pass that value as the caller.
 revoke all on type pgchange.caller from public;
 
 -- Create the sealed schema of a schema of this project.

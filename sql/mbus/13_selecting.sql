@@ -17,7 +17,8 @@ language sql immutable as $$
             from mbus.%1$I as l)$sql$, 'log$' || known.qname, known.qname || '.')
 $$;
 
--- The condition under which a consumer wants t, a message of its log. With safe, the selector is left out.
+-- The SQL condition that t, a message of the log, is for a consumer. It must match the selector, must not have expired, and must
+-- not exclude the consumer. With safe, the selector is left out, because it has failed and is evaluated separately.
 create function mbus.wanted_of(c mbus.consumer, safe boolean) returns text
 language sql immutable as $$
     select format($sql$

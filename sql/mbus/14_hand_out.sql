@@ -1,4 +1,4 @@
--- Handing out the messages of parts that a consumer has locked, and the positions behind them.
+-- Handing out messages: read them in the parts of the log that a consumer has locked, and move its positions there past them.
 
 -- Refuse a queue whose transaction ids are not those of this cluster.
 create function mbus.check_origin(known mbus.queue) returns void

@@ -92,9 +92,9 @@ begin
         end if;
         perform mbus.make_roles(known.qname, cname);
     end if;
-    -- A new consumer does not get messages that all others have received. It begins at the position of the first consumer that
-    -- has come farthest. Messages that this position has passed and that are still in the queue are set apart. The first consumer
-    -- of a queue has a single position for all parts.
+    -- A new consumer begins, in each part, at the position of the consumer that has come farthest. So it does not get messages that
+    -- all others have received. Messages before this position that are still in the queue are put in mbus.apart for it. The first
+    -- consumer of a queue has a single position for all parts.
     insert into mbus.consumer (name, qname, selector, temporary) values (cname, known.qname, selector, temporary) returning * into c;
     insert into mbus.position (consumer, part, version, done, late_xids, late_ids)
     select c.id, g.part, 1, coalesce(p.done, known.began), coalesce(p.late_xids, '{}'), coalesce(p.late_ids, '{}')

@@ -56,8 +56,9 @@ begin
 end
 $$;
 
--- The next batch that was claimed and is not at work; null if there is none. Refuse a consumer by which the caller may not
--- consume, and a position without a slot of its feed. Batches that are not whole any more are dissolved.
+-- The next batch that was claimed and that no worker processes now; null if there is none. Refuses a caller without the right to
+-- consume, and a position that names no slot, which is the lock of a worker. A batch some of whose messages were taken or deleted
+-- is dissolved.
 create function mbus.claimed(caller pgchange.caller, qname text, cname text, "position" jsonb, max_changes integer) returns pgchange.claim
 language plpgsql as $$
 declare
@@ -99,7 +100,8 @@ begin
 end
 $$;
 
--- Claim a batch again for this slot: the whole with its attempt counted, or the first of its parts if it is split.
+-- Claim a batch again, for the slot of this worker. The attempt of a whole batch goes up by one. If the batch is split, its first
+-- part is claimed, with attempts of its own.
 create function mbus.claim_again(caller pgchange.caller, qname text, cname text, "position" jsonb, batch jsonb, split jsonb)
 returns jsonb
 language plpgsql as $$

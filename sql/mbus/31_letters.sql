@@ -105,7 +105,7 @@ language sql stable security definer as $$
                 else '{}' end
 $$;
 comment on function mbus_sealed.letter_rights(pgchange.caller, jsonb) is
-    'A role that may consume from a queue may see and keep its dead letters.';
+    'The rights of the caller on dead letters of a queue. A role that may consume from the queue may see, send again and drop them.';
 
 -- The first message of a dead letter that does not match the selector of a consumer to which it would go. Such a consumer is the
 -- given consumer, or any that gave the letter up.

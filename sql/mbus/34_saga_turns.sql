@@ -189,7 +189,8 @@ begin
 end
 $$;
 
--- Take the bung of a saga, and the messages whose turn is over.
+-- Receive the bung of a saga, and its messages of these kinds that are not done, so that nobody handles them. but: the iid of a
+-- message that stays.
 create function mbus.take_rest(known bigint, kinds text[], but text) returns void
 language plpgsql as $$
 declare

@@ -1,4 +1,5 @@
--- The matches, written in slices of the events of a subscription. The group of the subscription reads its slices.
+-- Writing dispatches. A match lists events that are for a subscription. It is written in slices: rows of pgmb.dispatched with up to
+-- 280 ids of events each. The group of the subscription reads these rows.
 
 -- The matches of the groups of which only a single subscription matched, one match for each group. Also whether there are other
 -- groups.
@@ -105,9 +106,8 @@ begin
 end
 $$;
 
--- Write the slices of the matches of events as the next dispatches, and move the dispatcher past them. ids must be in order.
--- counted: the number of the events, by which the total of the log grows. Returns how many pairs of event and subscription there
--- are.
+-- Dispatch events: write their matches as slices, and move the dispatcher past the events. ids: the events, in order. counted: by
+-- how much the total of the log grows. pairs: how many pairs of event and subscription were written.
 create function pgmb.write_matches(inout at pgmb.dispatcher, ids text[], matches pgmb.match[], counted bigint, out pairs bigint)
 language plpgsql as $$
 declare

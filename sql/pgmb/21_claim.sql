@@ -34,8 +34,8 @@ begin
 end
 $$;
 
--- The next batch of a group, or null if nothing is ready. If fewer events are ready than the batch may have, it dispatches
--- first. The function has no search_path of its own, because a claim waits for this function.
+-- The next batch of a group, or null if nothing is ready. If fewer events are ready than the batch may have, it dispatches first.
+-- The function has no search_path of its own, which would slow down every claim.
 create function pgmb.choose(gid text, "position" jsonb, max_changes integer) returns jsonb
 language plpgsql volatile as $$
 declare

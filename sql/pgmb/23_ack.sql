@@ -1,7 +1,7 @@
 -- The cursor of a group, as acks, moves and repairs set it.
 
--- Set the cursor of a group to a place, if the group is at version was and at place before, each unless null. Returns true if
--- it set the cursor. The function has no search_path of its own, because an ack waits for this function.
+-- Set the cursor of a group to a place, if the group is at version was and at place before, each unless null. Returns true if it
+-- set the cursor. The function has no search_path of its own, which would slow down every ack.
 create function pgmb.put(
     gid text, at jsonb, version bigint, source text, was bigint, before jsonb
 ) returns boolean

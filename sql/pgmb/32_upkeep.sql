@@ -35,7 +35,7 @@ begin
             'publishers would wait while the %s of the default partition are read; when they can: select pgmb.make_partitions(%L, '
             'stop_publishers => true)', pg_size_pretty(d.bytes), 'pgmb.' || tbl)
         from pg_relation_size(pgmb.default_partition(tbl)) as d(bytes)
-        -- In this order, because the partitions that are missing take longer to find.
+        -- Check the size first, because it takes longer to find the missing partitions.
         where case when d.bytes > 16 * 1024 * 1024 then exists (select from pgmb.missing_partitions(tbl, current_ts)) end);
 end
 $$;
@@ -98,7 +98,8 @@ begin
         where g.group_id = s.group_id and g.low = s.low and s.latest is null
     )
     insert into pgmb.gap (group_id, low, high) select s.group_id, s.latest, edge from searched as s where s.latest is not null;
-    -- A gap before the first partition saves readers nothing. The gap before its first dispatch shows that a group was searched.
+    -- Delete gaps before the first partition, which save readers nothing. Keep the gap with low '', because it shows that the
+    -- dispatches of the group were searched.
     delete from pgmb.gap as g
     where g.low > '' and g.high <= (
             select min(p.lower_bound) from pgmb.get_partitions_and_bounds('pgmb.dispatched'::regclass) as p)

@@ -24,7 +24,7 @@ create function pgmb.point_of(at timestamptz default null) returns jsonb
 language sql as $$
     select jsonb_build_object('cursor', pgmb.cursor_of(at), 'source', pgmb.here())
 $$;
-comment on function pgmb.point_of(timestamptz) is 'Like pgmb.cursor_of(), with the place of the events.';
+comment on function pgmb.point_of(timestamptz) is 'The result of pgmb.cursor_of(), with the database to which it belongs.';
 
 -- The hint on valid points.
 create function pgmb.cursor_hint() returns text

@@ -175,7 +175,7 @@ begin
 end
 $$;
 comment on function pgmb_sealed.groups(pgchange.caller) is
-    'Every group: the number of its subscriptions, up to a thousand, and topics and parts in the params of some of them. '
+    'Every group. subscriptions: their number, up to a thousand. topics, parts: those in the params of up to ten of them. '
     'read_upto: the time up to which it has read; moved_at: its last move; reader: the process that reads it now. A caller that '
     'may not read pgmb.subscriptions gets no topics and no parts.';
 

@@ -160,9 +160,9 @@ language sql immutable as $$
         'partial', null)
 $$;
 
--- Put a watermark at a place, if it is at version was and at place before; null means any. The place behind a batch also has
--- the id of its last commit, and whether it was read in order. The function has no search_path of its own, because acks call
--- it.
+-- Put a watermark at a place, if it is at version was and at place before; null means any. The place behind a batch also has the id
+-- of its last commit, and whether it was read in order. The function has no search_path of its own, which would slow down every
+-- ack.
 create function pubsub.put(
     consumer_id text, branch_id bigint, at jsonb, version bigint, source text, was bigint, before jsonb
 ) returns boolean

@@ -5,8 +5,8 @@ create type pubsub.unread_range as (
     is_behind boolean
 );
 comment on type pubsub.unread_range is
-    'The commits of a branch that a position has not processed and upto sees, to be counted up to max_changes. n: the number of '
-    'the position in the question; is_behind: see pubsub.over_gap().';
+    'The commits of a branch that a position has not processed and upto sees, to be counted up to max_changes. n: the place '
+    'of the position among those of a query; is_behind: see pubsub.over_gap().';
 
 -- How many commits are unread in a range that is behind, exact up to max_changes; else an estimate. It reads a part of the range,
 -- and a larger part if that has too few commits. So the plans have no more partitions than are needed.
@@ -55,9 +55,9 @@ end
 $$;
 
 -- How many commits are unread in each range, exact up to max_changes, and an estimate beyond. Numbers of the queue count the
--- commits of all branches. So the estimate assumes that the branch has the same share of them in the rest of the range, up to
--- its latest commit. low_txid: commits before it are not counted. lowest, late: as for pubsub.unread(), for the ranges that are
--- not behind.
+-- commits of all branches. So the estimate assumes that the branch has the same share of them in the rest of the range, up to its
+-- latest commit. low_txid: commits before it are not counted. lowest, late: see pubsub.unread(); they hold for all ranges except
+-- those with is_behind.
 create function pubsub.count_unread(ranges pubsub.unread_range[], low_txid xid8, lowest xid8, late xid8[])
 returns table (n bigint, counted bigint, exact boolean, age double precision)
 language plpgsql volatile rows 50

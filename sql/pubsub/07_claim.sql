@@ -53,9 +53,9 @@ begin
 end
 $$;
 
--- The next batch for a consumer, or the batch that another server has chosen for it. Refuses a position before trimmed history.
--- A part of a batch in work is always chosen here, because the other server does not know the batch. It has no search_path of
--- its own, because claims call it.
+-- The next batch for a consumer: choice, if a standby has chosen it, or else the batch that this server chooses. Refuses a position
+-- before trimmed history. The next part of a split batch is always chosen here, because the standby does not know how the batch was
+-- split. The function has no search_path of its own, which would slow down every claim.
 create function pubsub.choose(
     consumer_id text, branch_id bigint, "position" jsonb, max_changes integer, in_order boolean, accept_trimmed boolean, choice jsonb
 ) returns jsonb

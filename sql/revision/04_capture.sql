@@ -147,8 +147,8 @@ begin$declared$ end,
                  k.fits, key[1], expression, c.relname)
              when key_types = '{bigint}' then format($checked$select 1 into strict new
         where not exists (select from added where pg_catalog.int8up(%I) is null) and %s;$checked$, key[1], k.fits)
-             -- The text of the key is in the query but not evaluated. So if the type of a column does not fit any more, this
-             -- block fails.
+             -- The query contains the text of the key, but does not evaluate it. So if the type of a column was changed and does
+             -- not fit, the query fails here, and the rows are handled one by one.
              else format($checked$select 1 into strict new
         where not exists (select from added as pgchange_added where %s or pgchange_added.%I is null and %s is null)
             and %s;$checked$, k.is_null, key[1], k.text, k.fits) end,

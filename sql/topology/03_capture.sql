@@ -54,7 +54,7 @@ $$;
 -- If instances were inserted before their replicaset, its insert writes events of them too.
 create function topology.capture_replicaset() returns trigger
 language plpgsql security definer
--- A plan that was made for a few rows is kept for many.
+-- The session keeps a plan that it made for a few rows. With many rows, a nested loop in it would take too long.
 set enable_nestloop = off
 as $$
 begin
@@ -91,7 +91,7 @@ $$;
 -- instance was inserted, the insert writes an event of that replicaset too.
 create function topology.capture_instance() returns trigger
 language plpgsql security definer
--- A plan that was made for a few rows is kept for many.
+-- The session keeps a plan that it made for a few rows. With many rows, a nested loop in it would take too long.
 set enable_nestloop = off
 as $$
 begin
@@ -128,7 +128,7 @@ $$;
 -- Events of addresses: a new address of an instance in the catalogue.
 create function topology.capture_address() returns trigger
 language plpgsql security definer
--- A plan that was made for a few rows is kept for many.
+-- The session keeps a plan that it made for a few rows. With many rows, a nested loop in it would take too long.
 set enable_nestloop = off
 as $$
 begin
@@ -154,7 +154,7 @@ $$;
 -- Events of buckets: a range whose copy to its new owner is complete.
 create function topology.capture_bucket() returns trigger
 language plpgsql security definer
--- A plan that was made for a few rows is kept for many.
+-- The session keeps a plan that it made for a few rows. With many rows, a nested loop in it would take too long.
 set enable_nestloop = off
 as $$
 begin

@@ -35,8 +35,8 @@ begin
 end
 $$;
 
--- Move a consumer to a place. If was or before is given, only if the consumer is at that version and place. Returns whether it moved.
--- Has no search_path of its own, which would slow down every ack.
+-- Move a consumer to a place. If was or before is given, only if the consumer is at that version and place. Returns whether it
+-- moved. The function has no search_path of its own, which would slow down every ack.
 create function topology.put(
     consumer_id text, at jsonb, version bigint, source text, was bigint, before jsonb
 ) returns boolean

@@ -55,7 +55,7 @@ declare
     found_late text := '';
 begin
     high := coalesce(high, 9223372036854775807);
-    -- Add this part only if there are such transactions: an idle worker mainly costs the planning of its queries.
+    -- Add the part about late transactions only if there are any, because planning is the main cost of an idle worker.
     if late <> '{}' then
         found_late := format($query$
             (

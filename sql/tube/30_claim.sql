@@ -261,7 +261,7 @@ begin
     if at.version is distinct from ("position" ->> 'version')::bigint then
         raise exception using errcode = 'PC006',
             message = format('worker %s of tube %I is not at the given position', worker, tube),
-            hint = 'it went on, or the number of workers changed meanwhile: claim again';
+            hint = 'another batch of the worker was acked, or the number of workers changed: claim again';
     end if;
     if tube.is_restored(known) then
         perform tube.rebase_after_restore(tube);

@@ -60,7 +60,8 @@ def _chosen(metafunc: pytest.Metafunc) -> list[str]:
     hstore = _marked(metafunc.definition, "hstore")
     able = [name for name in clusters.SERVERS if not hstore or has_hstore(name)]
     if asked in ("shared", "other") and _has_hstore_case(metafunc):
-        # The other server leaves these cases out, so the hash of a name could leave them out of `make test`.
+        # `make test` takes the server with hstore. The hash of the test's name could choose the server that cannot run
+        # all of its cases.
         able.sort(key=has_hstore, reverse=asked == "shared")
         return able[:1]
     return one_of(able, metafunc)

@@ -28,7 +28,7 @@ SETTINGS = {
     "TRIGGERER__JOB_HEARTBEAT_SEC": "2",
     "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
 }
-"""Seconds until another triggerer takes over the triggers of a dead triggerer. The default is half a minute."""
+"""With these seconds another triggerer soon takes over the triggers of a dead triggerer. The default is half a minute."""
 JOB = """
 import os, time
 import psycopg

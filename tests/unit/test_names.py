@@ -40,10 +40,7 @@ FEEDS: st.SearchStrategy[Feed] = st.one_of(
 
 
 def read_back(feed: Any) -> Feed:
-    """Return the consumer that the feed's name identifies, as a feed.
-
-    The number of workers of a tube is in the database.
-    """
+    """Return the feed that is made from the name of a feed. Its number of workers, which a name lacks, is passed on."""
     workers = getattr(feed, "workers", 0)
     kind, parts = consumers._read(feed.name)
     return kind.named(lambda query: workers, *parts)

@@ -283,7 +283,7 @@ def test_a_submission_that_has_not_begun_kills_nobody(killed):
 
 
 def test_a_submission_whose_process_has_ended_kills_nobody(killed):
-    """By then another process may have the same process id. This must also hold while the hook is still working."""
+    """Another process may have got its process id, also while the hook still does its work after the end."""
     hook, calls = Hook(after=lambda: (submission.kill(), calls.append("after"))), []
     submission = Submission(hook, os.environ)
     submission.run(lambda job: job.terminate())

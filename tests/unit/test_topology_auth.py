@@ -36,7 +36,7 @@ def users(tmp_path_factory):
 
 
 def ready(path, secret=b"secret of the catalogue"):
-    """Return the users of a file, in the state after the relay has reached its catalogue."""
+    """Return the users of a file, with the secret that a relay gets from its catalogue."""
     found = read_users(path)
     found.secret = secret
     return found

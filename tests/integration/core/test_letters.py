@@ -372,7 +372,7 @@ def test_giving_up_is_rolled_back_with_its_transaction(db, connection):
 def test_maintenance_names_letters_that_nobody_has_looked_at(db, connection):
     give_up(connection, db)
     letter, _ = give_up(connection, db)
-    # All of them, however old they are, because no retention is given.
+    # The finding counts letters of any age, because no retention is given.
     connection.execute("update pgchange.letter set given_up_at = now() - interval '10 years'")
     (line,) = [line for line in maintain(connection).attention if "dead letter" in line]
     assert line.startswith("commits:test/0: 2 dead letters since ")

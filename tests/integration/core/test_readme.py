@@ -106,7 +106,7 @@ def test_a_consumer_without_airflow(db, connect):
 
 
 def test_the_tutorial_and_the_guide_to_the_queue_have_one_statement() -> None:
-    """A reader finds the same tables and the same addition on both pages."""
+    """The consumer of the guide and the DAG of the tutorial run the same SQL, so a reader can compare them."""
     (consumer,), (dag,) = blocks("python", "docs/how-to/commit-queue.md"), blocks("python", TUTORIAL)
 
     def written(example: str) -> str:

@@ -168,7 +168,7 @@ def restored_tables(shared_db, shared, cluster):
 
 @pytest.fixture
 def there(cluster, restored_tables, connect_to):
-    """A connection to a copy of that database."""
+    """A connection to a copy of the restored database."""
     for copy in database(cluster, restored_tables):
         yield connect_to(copy)
 

@@ -37,7 +37,7 @@ OPEN = "select count(*) from mbus.saga where state in ('forward', 'rolling back'
 class Worker:
     """Handles any ready message, and counts the outcomes.
 
-    At each moment it kills a handler, perhaps itself, once, and later at random.
+    It kills handlers, perhaps itself: once at each step of handling a message, and later at random.
     """
 
     db: str
