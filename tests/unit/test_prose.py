@@ -75,7 +75,7 @@ def test_code_in_a_text_counts_as_a_word_and_a_block_of_it_not_at_all():
 
 def test_lint_names_the_texts_of_a_clean_folder_that_exceeds_the_limits(monkeypatch, capsys):
     plain, hard = Text("a/b.py", 1, "All is well."), Text("c/d.py", 2, "What is read.")
-    monkeypatch.setattr(prose, "by_folder", lambda folders: {"a": [plain] * 200 + [hard], "c": [hard]})
+    monkeypatch.setattr(prose, "by_folder", lambda folders, root: {"a": [plain] * 200 + [hard], "c": [hard]})
     monkeypatch.setattr("sys.argv", ["prose", "--lint"])
     assert prose.main() == 1
     shown = capsys.readouterr().out
