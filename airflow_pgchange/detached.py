@@ -61,9 +61,9 @@ class Handle:
     def from_text(cls, text: str) -> Self:
         """Return the handle that ``str`` wrote. Raises InvalidArgument for any other text."""
         try:
-            given = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-            parts = [given[part] for part in ("batch", "version", "attempt", "count", "lease")]
-            return cls(cast(Feed, from_json(given["feed"])), *parts)
+            fields = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+            parts = [fields[part] for part in ("batch", "version", "attempt", "count", "lease")]
+            return cls(cast(Feed, from_json(fields["feed"])), *parts)
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidArgument(
                 f"{text!r} is not the handle of a batch: give the text that the claim returned"

@@ -60,8 +60,8 @@ def pgchange_lake_maintenance(
 
         @task(task_id="tables")
         def named(params: dict[str, Any] | None = None) -> list[str]:
-            given: list[str] | None = (params or {}).get("tables")
-            return given or Variable.get("pgchange_lake_tables", default=[], deserialize_json=True)
+            tables: list[str] | None = (params or {}).get("tables")
+            return tables or Variable.get("pgchange_lake_tables", default=[], deserialize_json=True)
 
         LakeMaintenanceOperator.partial(
             task_id="maintain",

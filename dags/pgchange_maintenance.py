@@ -82,8 +82,8 @@ def pgchange_maintenance(
 
         @task(task_id="databases")
         def named(params: dict[str, Any] | None = None) -> list[str]:
-            given: list[str] | None = (params or {}).get("databases")
-            return given or Variable.get("pgchange_databases", default=["airline"], deserialize_json=True)
+            databases: list[str] | None = (params or {}).get("databases")
+            return databases or Variable.get("pgchange_databases", default=["airline"], deserialize_json=True)
 
         MaintenanceOperator.partial(
             task_id="maintain",

@@ -40,10 +40,10 @@ TOUR = Saga(
 def book(work: Work, connection: Connection) -> TryAgain | RollBack | None:
     """Book an offer. The writes are committed together with the step, or not at all."""
     offer = "select free from offer where what = %s for update skip locked"
-    found = connection.execute(offer, [work.step]).fetchone()
-    if found is None:
+    row = connection.execute(offer, [work.step]).fetchone()
+    if row is None:
         return TryAgain(f"{work.step} is in other hands", delay=timedelta(seconds=10))
-    if found[0] == 0:
+    if row[0] == 0:
         return RollBack(f"{work.step} is booked up")
     connection.execute("update offer set free = free - 1 where what = %s", [work.step])
     connection.execute("insert into booking values (%s, %s)", [work.data["tour_id"], work.step])
@@ -111,8 +111,8 @@ def tour_handlers(dag_id: str = "tour_handlers", *, postgres_conn_id: str = "air
         for n in (1, 2):
             handler("flights", book, f"flights_{n}")
             handler("transfers", book, f"transfers_{n}")
-        for what in ("rooms", "flights", "transfers"):
-            handler(f"cancel_{what}", cancel)
+        for service in ("rooms", "flights", "transfers"):
+            handler(f"cancel_{service}", cancel)
         handler(TOUR.end, conclude)
         handler(TOUR.rolled_back, conclude)
     return made

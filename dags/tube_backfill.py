@@ -83,15 +83,15 @@ def tube_backfill(dag_id: str = "tube_backfill", *, postgres_conn_id: str = "air
 
         @task
         def tables(params: dict[str, Any] | None = None) -> list[list[str]]:
-            given = params or {}
-            found = [table.strip() for table in given["tables"] or [] if table.strip()]
-            if not found:
-                with PgChangeHook(given["database"]).get_conn(primary=True) as connection:
-                    found = tubes.attached(connection, given["tube"])
-            if not found:
-                raise InvalidArgument(f"no table is attached to tube {given['tube']}: attach one first")
+            values = params or {}
+            names = [table.strip() for table in values["tables"] or [] if table.strip()]
+            if not names:
+                with PgChangeHook(values["database"]).get_conn(primary=True) as connection:
+                    names = tubes.attached(connection, values["tube"])
+            if not names:
+                raise InvalidArgument(f"no table is attached to tube {values['tube']}: attach one first")
             # Pass each table as a list, because a comma in a text would separate names.
-            return [[table] for table in found]
+            return [[table] for table in names]
 
         TubeBackfillOperator.partial(
             task_id="backfill",

@@ -58,13 +58,17 @@ SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def main() -> int:
-    given = [
+    options = [
         os.environ.get(name) or usual for name, usual in (("DAYS", "7"), ("WRITERS", "4"), ("RATE", "0"))
     ]
-    if not all(number.isdecimal() for number in given) or not 1 <= int(given[0]) <= 365 or int(given[1]) < 1:
+    if (
+        not all(number.isdecimal() for number in options)
+        or not 1 <= int(options[0]) <= 365
+        or int(options[1]) < 1
+    ):
         print("DAYS is a number from 1 to 365, WRITERS one from 1 on, RATE one of changes a second")
         return 2
-    days, writers, rate = map(int, given)
+    days, writers, rate = map(int, options)
     if (way := os.environ.get("SPARK") or "connect") not in ("connect", "submit"):
         print("SPARK is connect or submit")
         return 2
@@ -153,9 +157,9 @@ def play(
         ).fetchall()
         ((copied, differing),) = connection.execute(COPY_IS_LIKE).fetchall()
         replays = batches_of(connection, COPIES)
-    wanted = flights.expected(days)
-    show(result, wanted)
-    same = result == wanted
+    expected = flights.expected(days)
+    show(result, expected)
+    same = result == expected
     noun = "batch" if batches == 1 else "batches"
     say(f"{len(rows):,} changes in {batches} {noun}")
     say("the result equals the file to the last flight" if same else "THE RESULT DIFFERS FROM THE FILE")
@@ -188,21 +192,21 @@ def same_in_lake(airflow: LocalAirflow, database: str) -> bool:
 
 def follow(airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: Future[None]) -> None:
     """Wait until everything is committed and processed. Print the progress when it changes, and at intervals."""
-    told, last_change, looked, said = "", time.monotonic(), 0.0, 0.0
+    last_line, last_change, checked_at, printed_at = "", time.monotonic(), 0.0, 0.0
     while True:
         written = replay.done()
         if written:
             replay.result()
         over = written and not any(lag(connection, connection, feed).ready for feed in (FEED, COPIES))
-        if over or time.monotonic() - looked > 3:
-            looked = time.monotonic()
+        if over or time.monotonic() - checked_at > 3:
+            checked_at = time.monotonic()
             now = standing(connection)
-            if now != told or looked - said > QUIET:
-                said = looked
+            if now != last_line or checked_at - printed_at > QUIET:
+                printed_at = checked_at
                 say(now)
-            if now != told:
-                told, last_change = now, looked
-            demand_progress(airflow, looked - last_change)
+            if now != last_line:
+                last_line, last_change = now, checked_at
+            demand_progress(airflow, checked_at - last_change)
         if over:
             return
         time.sleep(0.2)
@@ -219,12 +223,12 @@ def standing(connection: psycopg.Connection[Any]) -> str:
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read")
         ((committed,),) = connection.execute("select count(*) from public.movement").fetchall()
-        found = lag(connection, connection, FEED, 1_000_000)
+        backlog = lag(connection, connection, FEED, 1_000_000)
         touched = lag(connection, connection, COPIES, 1_000_000).ready
     batches = batches_of(connection, FEED)
     return (
-        f"committed {committed:>8,}   ready {found.ready:>8,}   waiting {found.waiting:>6,}   "
-        f"processed {committed - found.ready - found.waiting:>8,}   batches {batches:>3}   to copy {touched:>7,}"
+        f"committed {committed:>8,}   ready {backlog.ready:>8,}   waiting {backlog.waiting:>6,}   "
+        f"processed {committed - backlog.ready - backlog.waiting:>8,}   batches {batches:>3}   to copy {touched:>7,}"
     )
 
 
@@ -291,17 +295,17 @@ def wait_for_watcher(database: str) -> None:
     say("the triggerer watches the commit queue")
 
 
-def show(result: list[flights.Row], wanted: list[flights.Row]) -> None:
+def show(result: list[flights.Row], expected: list[flights.Row]) -> None:
     """Return the five busiest routes beside the figures from the file, and every row that differs."""
-    known = {row[:3]: row for row in result}
-    busiest = sorted(wanted, key=lambda row: -row[3])[:5]
-    wrong = [row for row in wanted if known.get(row[:3]) != row]
+    by_key = {row[:3]: row for row in result}
+    busiest = sorted(expected, key=lambda row: -row[3])[:5]
+    wrong = [row for row in expected if by_key.get(row[:3]) != row]
     print(f"\n{'route':<14}{'departures':>22}{'arrivals':>20}{'cancelled':>14}{'delay at departure':>24}")
     for row in busiest + [row for row in wrong if row not in busiest][:10]:
-        ours = known.get(row[:3], (None,) * 8)
+        ours = by_key.get(row[:3], (None,) * 8)
         cells = [f"{ours[n]} / {row[n]}" for n in (3, 4, 5, 6)]
         print(f"{' '.join(row[:3]):<14}{cells[0]:>22}{cells[1]:>20}{cells[2]:>14}{cells[3]:>24}")
-    print(f"(result / straight from the file; {len(wanted) - len(wrong)} of {len(wanted)} rows agree)\n")
+    print(f"(result / straight from the file; {len(expected) - len(wrong)} of {len(expected)} rows agree)\n")
 
 
 def prepare(database: str) -> None:

@@ -86,10 +86,10 @@ class LocalAirflow(Started):
 
     def _connect(self, name: str, connection: Mapping[str, Any]) -> None:
         """Create a connection in Airflow's database, where its pages show it."""
-        given = {key: value for key, value in connection.items() if key != "extra"}
+        fields = {key: value for key, value in connection.items() if key != "extra"}
         # An empty extra would be taken for a secret that is too short to be masked.
         extra = {"extra": json.dumps(connection["extra"])} if connection.get("extra") else {}
-        self._request("POST", "connections", json={**given, "connection_id": name, **extra}, expect=(201,))
+        self._request("POST", "connections", json={**fields, "connection_id": name, **extra}, expect=(201,))
 
     def _migrate(self) -> None:
         done = subprocess.run(
@@ -184,23 +184,23 @@ class LocalAirflow(Started):
 
     def runs(self, dag_id: str) -> list[dict[str, Any]]:
         """Return the DAG's runs, the newest first."""
-        found = self._request(
+        response = self._request(
             "GET", f"dags/{dag_id}/dagRuns", params={"order_by": "-run_after", "limit": 100}
         )
-        return list(found.json()["dag_runs"])
+        return list(response.json()["dag_runs"])
 
     def asset_events(self) -> list[dict[str, Any]]:
         return list(self._request("GET", "assets/events", params={"limit": 100}).json()["asset_events"])
 
     def update_asset(self, name: str) -> None:
         """Create an event of an asset, which starts the DAGs that are scheduled on it."""
-        found = self._request("GET", "assets", params={"name_pattern": name}).json()["assets"]
-        (asset,) = (one["id"] for one in found if one["name"] == name)
+        assets = self._request("GET", "assets", params={"name_pattern": name}).json()["assets"]
+        (asset,) = (one["id"] for one in assets if one["name"] == name)
         self._request("POST", "assets/events", json={"asset_id": asset})
 
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
-        found = self._request("GET", f"dags/{dag_id}/dagRuns/{run_id}/taskInstances")
-        return list(found.json()["task_instances"])
+        response = self._request("GET", f"dags/{dag_id}/dagRuns/{run_id}/taskInstances")
+        return list(response.json()["task_instances"])
 
     def task_logs(self, dag_id: str) -> str:
         """Return the logs of all tasks of a DAG."""
@@ -257,9 +257,11 @@ class LocalAirflow(Started):
             "USAGE_DATA_COLLECTION__ENABLED": "False",
             **self.settings,
         }
-        kept = {key: value for key, value in clean_environment().items() if not key.startswith("AIRFLOW")}
+        environment = {
+            key: value for key, value in clean_environment().items() if not key.startswith("AIRFLOW")
+        }
         return {
-            **kept,
+            **environment,
             "AIRFLOW_HOME": str(self.home),
             "PYTHONPATH": str(Path(__file__).parent.parent),
             "SPARK_LOCAL_DIRS": str(self.home / "spark"),
@@ -270,10 +272,10 @@ class LocalAirflow(Started):
 
 def airflow_connection(conninfo: str) -> dict[str, Any]:
     """Return an Airflow connection of type postgres."""
-    given = conninfo_to_dict(make_conninfo(conninfo))
+    parameters = conninfo_to_dict(make_conninfo(conninfo))
     names = {"host": "host", "port": "port", "user": "login", "password": "password", "dbname": "schema"}
-    extra = {key: value for key, value in given.items() if key not in names}
-    fields = {theirs: given[ours] for ours, theirs in names.items() if given.get(ours) is not None}
+    extra = {key: value for key, value in parameters.items() if key not in names}
+    fields = {theirs: parameters[ours] for ours, theirs in names.items() if parameters.get(ours) is not None}
     if "port" in fields:
         fields["port"] = int(str(fields["port"]))
     return {"conn_type": "postgres", **fields, "extra": extra}
@@ -281,10 +283,8 @@ def airflow_connection(conninfo: str) -> dict[str, Any]:
 
 def sqlalchemy_url(conninfo: str) -> str:
     """Return the URL of the metadata database in the form that Airflow needs."""
-    given = conninfo_to_dict(conninfo)
-    return (
-        f"postgresql+psycopg2://{quote(str(given['user']))}@{given['host']}:{given['port']}/{given['dbname']}"
-    )
+    parameters = conninfo_to_dict(conninfo)
+    return f"postgresql+psycopg2://{quote(str(parameters['user']))}@{parameters['host']}:{parameters['port']}/{parameters['dbname']}"
 
 
 def _airflow() -> list[str]:

@@ -130,9 +130,9 @@ class ConnectServer(Started):
 
     def _environment(self) -> dict[str, str]:
         # Remove this checkout from Python's path, so that the server runs the package that was sent to it.
-        kept = {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
+        environment = {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
         return {
-            **kept,
+            **environment,
             "SPARK_HOME": str(self._home()),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_DIRS": str(self.folder),

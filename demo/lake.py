@@ -48,8 +48,8 @@ def compare(database: str) -> tuple[int, bool]:
     with psycopg.connect(database, autocommit=True) as connection:
         (location,) = _only(connection.execute("select metadata_location from iceberg_tables").fetchall())
         expected = _only(connection.execute(f"select {SUMS} from public.movement").fetchall())
-    found = _only(read(f"select {SUMS} from iceberg_scan(?)", location))
-    return found[0], tuple(found) == expected
+    sums = _only(read(f"select {SUMS} from iceberg_scan(?)", location))
+    return sums[0], tuple(sums) == expected
 
 
 def _only(rows: list[Any]) -> Any:

@@ -71,11 +71,11 @@ class Latency:
             yield committed, max(0.0, results[place][0] - committed), count
 
 
-def _reached(took: Sequence[tuple[float, int]], wanted: float) -> float:
+def _reached(took: Sequence[tuple[float, int]], share: float) -> float:
     counted = 0
     for seconds, count in took:
         counted += count
-        if counted >= wanted:
+        if counted >= share:
             return seconds
     return 0.0
 
@@ -85,7 +85,7 @@ def watched(database: str, latency: Latency) -> Iterator[None]:
     """Query the result until the block ends."""
     ended = threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         with psycopg.connect(database, autocommit=True) as connection:
             over = False
             while not over:
@@ -94,7 +94,7 @@ def watched(database: str, latency: Latency) -> Iterator[None]:
                 ((total,),) = connection.execute(IN_RESULT).fetchall()
                 latency.in_result(total)
 
-    thread = threading.Thread(target=look, name="latency", daemon=True)
+    thread = threading.Thread(target=poll, name="latency", daemon=True)
     thread.start()
     try:
         yield

@@ -61,14 +61,14 @@ def free_port() -> int:
 
 def system_binaries() -> Path:
     """Return the folder of the newest PostgreSQL of the system, 15 or later."""
-    found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
+    folders = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
     on_path = shutil.which("postgres")
     if on_path is not None:
-        found.append(Path(on_path).resolve().parent)
-    found = [path for path in found if server_version(path) >= 15]
-    if not found:
+        folders.append(Path(on_path).resolve().parent)
+    folders = [path for path in folders if server_version(path) >= 15]
+    if not folders:
         raise FileNotFoundError("no PostgreSQL server of version 15 or later: run scripts/bootstrap test")
-    return max(found, key=server_version)
+    return max(folders, key=server_version)
 
 
 def embedded_binaries() -> Path:
@@ -81,8 +81,8 @@ def embedded_binaries() -> Path:
 
 def server_version(binaries: Path) -> int:
     """Return the major version of the server in a folder of binaries."""
-    told = subprocess.run([binaries / "postgres", "--version"], check=True, capture_output=True, text=True)
-    return int(told.stdout.split()[2].split(".")[0].removesuffix("devel"))
+    output = subprocess.run([binaries / "postgres", "--version"], check=True, capture_output=True, text=True)
+    return int(output.stdout.split()[2].split(".")[0].removesuffix("devel"))
 
 
 @dataclass(frozen=True)
@@ -340,8 +340,8 @@ def _runnable(binaries: Path) -> bool:
         return True
     command = [str(binaries / "postgres"), "--version"]
     with suppress(PermissionError):
-        asked = subprocess.run(command, check=False, user=_server_user(), cwd="/", stdout=subprocess.DEVNULL)
-        return asked.returncode == 0
+        result = subprocess.run(command, check=False, user=_server_user(), cwd="/", stdout=subprocess.DEVNULL)
+        return result.returncode == 0
     return False
 
 
@@ -369,12 +369,12 @@ def _working_in(folder: Path) -> list[int]:
 
     Parents and sessions do not identify them: a backend has its own session, and loses its parent with the postmaster.
     """
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if (process / "cwd").readlink() == folder:
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def _state(pid: int) -> str:

@@ -37,17 +37,19 @@ def java_home() -> str | None:
 def clean_environment() -> dict[str, str]:
     """Return the environment for Spark's programs: they use this Python and the loopback interface, and no proxy.
     Variables that point to another Spark are left out."""
-    kept = {
+    environment = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("SPARK_", "PYSPARK_", "HADOOP_"))
     }
     java = java_home()
-    local = ",".join(filter(None, (kept.get("NO_PROXY") or kept.get("no_proxy"), "127.0.0.1", "localhost")))
+    local = ",".join(
+        filter(None, (environment.get("NO_PROXY") or environment.get("no_proxy"), "127.0.0.1", "localhost"))
+    )
     return {
-        **kept,
+        **environment,
         **({} if java is None else {"JAVA_HOME": java}),
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath))),
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), environment.get("PATH", os.defpath))),
         "NO_PROXY": local,
         "no_proxy": local,
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -169,18 +171,20 @@ def spark_home() -> Path:
 
 
 def _javas() -> Iterator[Path]:
-    given, found = os.environ.get("JAVA_HOME"), shutil.which("java")
-    if given:
-        yield Path(given)
-    if found is not None:
-        yield Path(found).resolve().parent.parent
+    java_home, program = os.environ.get("JAVA_HOME"), shutil.which("java")
+    if java_home:
+        yield Path(java_home)
+    if program is not None:
+        yield Path(program).resolve().parent.parent
     yield from (path.parent.parent for path in sorted(Path("/usr/lib/jvm").glob("*/bin/java")))
 
 
 def _java_version(home: Path) -> int:
     try:
-        told = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=True)
+        output = subprocess.run(
+            [home / "bin" / "java", "-version"], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return 0
-    number = re.search(r'version "(\d+)', told.stderr)
+    number = re.search(r'version "(\d+)', output.stderr)
     return int(number[1]) if number else 0

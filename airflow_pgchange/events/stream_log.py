@@ -158,9 +158,9 @@ class StreamLog:
         """
         ids = list(subscription_ids)
         await self._rows("select pgmb.keep_alive(%s, %s)", [self._group, ids])
-        kept = await self._rows(KEPT, [ids])
+        kept_ids = await self._rows(KEPT, [ids])
         await self._let_go(place.seen - age // MICROSECOND)
-        return {subscription_id for (subscription_id,) in kept}
+        return {subscription_id for (subscription_id,) in kept_ids}
 
     async def _let_go(self, since: int) -> None:
         """Move the group's cursor up to a time, so that older events can be trimmed.

@@ -268,8 +268,8 @@ class EventStreams:
                     client.drop("this server had no database connection for too long: connect again")
             self._place = await self._log.end()
         used = list(self._clients)
-        kept = await self._log.keep(used, self._place, self.retention)
-        for gone in set(used) - kept:
+        kept_ids = await self._log.keep(used, self._place, self.retention)
+        for gone in set(used) - kept_ids:
             for client in self._clients.get(gone, ()):
                 client.drop("your subscription expired while the database was away: connect again")
         self._keep_at = time.monotonic() + KEEP_EVERY

@@ -149,11 +149,11 @@ def is_sendable(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def time_of(what: str, value: datetime | str) -> datetime:
+def time_of(argument: str, value: datetime | str) -> datetime:
     """Return a time that is given as a datetime or as ISO 8601 text. Raises InvalidArgument."""
     try:
         return value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"{what}: {value!r:.300} is not a time: write it as 2026-01-31T12:00:00+00:00"
+            f"{argument}: {value!r:.300} is not a time: write it as 2026-01-31T12:00:00+00:00"
         ) from error

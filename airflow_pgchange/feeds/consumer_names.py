@@ -56,8 +56,8 @@ class Names:
 
 def prefix_of(name: str) -> str:
     """Return the prefix of a consumer's name, which identifies its kind. Empty if there is none."""
-    found = PREFIX.match(name)
-    return "" if found is None else found[0]
+    match = PREFIX.match(name)
+    return "" if match is None else match[0]
 
 
 def _written(part: str) -> str:

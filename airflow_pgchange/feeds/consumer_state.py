@@ -22,12 +22,12 @@ def lag(
 
 def position(results: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:
     """Return the position of a consumer. Raises UnknownConsumer."""
-    found: dict[str, Any] | None = ask(results, feed.position())
-    if found is None:
+    stored: dict[str, Any] | None = ask(results, feed.position())
+    if stored is None:
         raise UnknownConsumer(
             f"{feed.name} has no progress here: `airflow-pgchange status` lists the consumers"
         )
-    return found
+    return stored
 
 
 def in_work(

@@ -248,13 +248,13 @@ def _unleased(plan: Plan, stopped: Callable[[], bool], step: Callable[[], _Step]
     busy_timeout = patience("busy_timeout", plan.busy_timeout)
     ends = math.inf if busy_timeout is None else time.monotonic() + busy_timeout
     while True:
-        found = step()
-        if found.leased is None:
-            return found
+        result = step()
+        if result.leased is None:
+            return result
         if plan.on_busy == "skip":
             return _Step(busy=True)
         if plan.on_busy == "fail" or time.monotonic() >= ends:
-            raise found.leased
+            raise result.leased
         time.sleep(LOOK_EVERY)
         if stopped():
             raise Stopped(f"{plan.feed.name}: stopped while the batch was leased")

@@ -64,8 +64,8 @@ def note(
 ) -> None:
     """Store the error of the attempt on ``batch``, and whether the batch itself may have caused it. If that fails, only
     log it, because the task has failed already."""
-    kept = hide(text)[:LONGEST]
-    query = feed.note_failure(batch, kept, of_batch)
+    shortened = hide(text)[:LONGEST]
+    query = feed.note_failure(batch, shortened, of_batch)
     try:
         with connect(source, primary=True) as connection, connection.transaction():
             for setting in ("statement_timeout", "lock_timeout"):
@@ -77,4 +77,4 @@ def note(
 
 def _secrets(conninfos: Iterable[str]) -> set[str]:
     options: list[dict[str, Any]] = [dict(conninfo_to_dict(conninfo)) for conninfo in conninfos]
-    return {str(given[name]) for given in options for name in SECRETS if given.get(name)}
+    return {str(values[name]) for values in options for name in SECRETS if values.get(name)}

@@ -83,11 +83,11 @@ class KeyColumn:
         column = sql.Identifier(table, self.name)
         if self.type is None:
             return sql.SQL("{} = {}").format(column, text)
-        found = sql.SQL("{} = {}").format(column, self._cast(text))
+        condition = sql.SQL("{} = {}").format(column, self._cast(text))
         if self.type != "pg_catalog.bpchar":
-            return found
+            return condition
         # "char" ignores trailing spaces, and a text of another table with this shape of key may have some.
-        return sql.SQL('{} and {}::pg_catalog.text collate "C" = {}').format(found, column, text)
+        return sql.SQL('{} and {}::pg_catalog.text collate "C" = {}').format(condition, column, text)
 
     def shown(self, table: str) -> sql.Composed:
         """Return the SQL expression of the column, of the alias ``table``, as it appears in an id: as text, or as a
@@ -154,7 +154,7 @@ def key_columns(
     query = sql.SQL(_COLUMNS).format(
         names=list(names), types=list(types), table=table_identifier(table).as_string(None)
     )
-    return tuple(_column(table, _Found(*found)) for found in rows(connection, query))
+    return tuple(_column(table, _Found(*row)) for row in rows(connection, query))
 
 
 def typed_columns(connection: psycopg.Connection[object], types: Sequence[str]) -> tuple[KeyColumn, ...]:
@@ -179,27 +179,27 @@ class _Found:
     differs: bool
 
 
-def _column(table: str, found: _Found) -> KeyColumn:
-    if found.kind is None:
-        raise InvalidArgument(f'{table} has no column "{found.name}": correct the table or its key')
-    if found.differs:
-        kind = found.type.removeprefix("pg_catalog.").replace('"', "")
+def _column(table: str, row: _Found) -> KeyColumn:
+    if row.kind is None:
+        raise InvalidArgument(f'{table} has no column "{row.name}": correct the table or its key')
+    if row.differs:
+        kind = row.type.removeprefix("pg_catalog.").replace('"', "")
         raise InvalidArgument(
-            f'{table}: column "{found.name}" of the key is {kind}, and the ids of the '
-            f"changes are {found.id_type}: name the column that holds the changes' ids"
+            f'{table}: column "{row.name}" of the key is {kind}, and the ids of the '
+            f"changes are {row.id_type}: name the column that holds the changes' ids"
         )
-    if found.kind in ("int2", "int4"):
-        return KeyColumn(found.name, "pg_catalog.int8")
-    if found.kind == "name":
+    if row.kind in ("int2", "int4"):
+        return KeyColumn(row.name, "pg_catalog.int8")
+    if row.kind == "name":
         # Do not cast to name: the cast would truncate a longer text, which could then match another row.
-        return KeyColumn(found.name, "pg_catalog.text", found.collation)
-    sized = found.modifier >= 0
+        return KeyColumn(row.name, "pg_catalog.text", row.collation)
+    sized = row.modifier >= 0
     return KeyColumn(
-        found.name,
-        found.type,
-        found.collation,
-        length=found.modifier - 4 if sized and found.kind == "bpchar" else None,
-        numeric=_precision(found.modifier) if sized and found.kind == "numeric" else None,
+        row.name,
+        row.type,
+        row.collation,
+        length=row.modifier - 4 if sized and row.kind == "bpchar" else None,
+        numeric=_precision(row.modifier) if sized and row.kind == "numeric" else None,
     )
 
 

@@ -76,12 +76,12 @@ def _elements(key: str) -> list[str]:
         body = body[1:-1]
     parts: list[str] = []
     at = 0
-    while found := _ELEMENT.match(body, at):
-        quoted, plain, end = found.groups()
+    while match := _ELEMENT.match(body, at):
+        quoted, plain, end = match.groups()
         parts.append(
             plain.strip(_SPACE) if quoted is None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL)
         )
-        at = found.end()
+        at = match.end()
         if not end:
             return parts
     raise InvalidArgument(

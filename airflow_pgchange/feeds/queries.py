@@ -43,8 +43,8 @@ def ask(
     connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
 ) -> Any:
     """Execute a query that returns one row with one column, and return its value; None if there is no row."""
-    found = rows(connection, query, values)
-    return found[0][0] if found else None
+    result = rows(connection, query, values)
+    return result[0][0] if result else None
 
 
 def ask_each(connection: psycopg.Connection[Any], *queries: Query) -> list[Any]:

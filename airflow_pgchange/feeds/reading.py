@@ -131,11 +131,11 @@ def connected(source: str, lsn: str | None) -> Iterator[psycopg.Connection[Any]]
         yield connection
 
 
-def expect(partition: Partition, found: int) -> None:
+def expect(partition: Partition, count: int) -> None:
     """Raise BatchIncomplete unless a partition's reader found as many changes as the claim had counted."""
-    if found != partition.count:
+    if count != partition.count:
         raise BatchIncomplete(
-            f"a partition of the batch has {partition.count} changes, its reader found {found}: "
+            f"a partition of the batch has {partition.count} changes, its reader found {count}: "
             "nothing was written, and the batch is tried again"
         )
 
@@ -147,14 +147,14 @@ def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> Ge
     with translated(), _bytes_named(lambda: f"{feed.name}: the change after {last}"):
         caught_up(connection, batch.lsn)
         for partition in partitions(feed, batch, 1):
-            found = 0
+            count = 0
             with connection.cursor(row_factory=dict_row) as cursor:
                 for row in cursor.stream(_verbatim(partition.query)):
-                    found += 1
+                    count += 1
                     change = change_of(feed, batch, row)
                     last = change.id
                     yield change
-            expect(partition, found)
+            expect(partition, count)
 
 
 def change_of(feed: Feed, batch: Batch, row: Mapping[str, Any]) -> Change:

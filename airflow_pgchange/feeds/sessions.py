@@ -56,12 +56,12 @@ class Sessions:
     @contextmanager
     def connect(self, conninfo: str, *, primary: bool = False) -> Iterator[psycopg.Connection[Any]]:
         """Yield a connection like that of ``connections.connect``. It is closed for the caller when the block ends."""
-        kept = self._kept[conninfo, primary]
-        opened_at, connection = self._taken(kept) or _opened(conninfo, primary)
+        idle = self._kept[conninfo, primary]
+        opened_at, connection = self._taken(idle) or _opened(conninfo, primary)
         with connection:
             yield connection
             if time.monotonic() < opened_at + LIFETIME and (clean := _cleaned(connection)):
-                kept.append((opened_at, clean))
+                idle.append((opened_at, clean))
 
     def _taken(
         self, kept: list[tuple[float, watched_connection.Connection]]

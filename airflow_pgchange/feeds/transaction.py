@@ -349,10 +349,10 @@ class ConsumerTransaction:
         """Store the error with the claim. Called after the transaction ended, because its ack may have locked the
         claim."""
         if self.batch is not None and isinstance(error, Exception) and not isinstance(error, Stopped):
-            told = error_text.described(error, (self._results, self._source))
+            text = error_text.described(error, (self._results, self._source))
             batch = replace(self.batch, seconds=self.progress.seconds)
             error_text.note(
-                self.feed, self._source, batch, told, hide=self._hide, of_batch=self.blames_batch(error)
+                self.feed, self._source, batch, text, hide=self._hide, of_batch=self.blames_batch(error)
             )
 
     def blames_batch(self, error: Exception) -> bool:

@@ -150,15 +150,15 @@ def _noted(line: Line, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any
     server waits for us, and the line must not count this time.
     """
     try:
-        wanted = next(gen)
+        wait_for = next(gen)
         while True:
             if line.waiting_since is None:
                 line.wait()
-            ready = yield wanted
+            ready = yield wait_for
             # psycopg also resumes the generator now and then without a sign of the server.
             if ready:
                 line.rest()
-            wanted = gen.send(ready)
+            wait_for = gen.send(ready)
     except StopIteration as end:
         return end.value
 
@@ -262,8 +262,13 @@ def _watched(
     idle: psycopg.Connection[Any] | None,
 ) -> Line:
     info = connection.info
-    given = {**conninfo_to_dict(conninfo), "host": info.host, "hostaddr": info.hostaddr, "port": info.port}
-    there = make_conninfo("", **{name: value for name, value in given.items() if value != ""})
+    parameters = {
+        **conninfo_to_dict(conninfo),
+        "host": info.host,
+        "hostaddr": info.hostaddr,
+        "port": info.port,
+    }
+    there = make_conninfo("", **{name: value for name, value in parameters.items() if value != ""})
     line = Line(
         connection.pgconn.socket,
         deadlines,

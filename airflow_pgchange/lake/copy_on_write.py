@@ -16,7 +16,7 @@ New = TypeVar("New")
 class DataFiles(Protocol[Old, New]):
     """The data files of a table at one version, and files that are not added to it yet."""
 
-    def that_may_have(self, wanted: pa.Table) -> Iterable[Old]:
+    def that_may_have(self, keys: pa.Table) -> Iterable[Old]:
         """Return the files of the table that may have one of the keys, by their bounds."""
 
     def rows(self, file: Old | New, columns: Sequence[str] | None = None) -> pa.Table:
@@ -37,18 +37,20 @@ def merged(
     Of each file that may have one of the keys, first only the key's columns are read. A file that has such rows is read
     into memory, and its other rows are written to a new file. Raises MergeRefused for keys that a mode does not allow.
     """
-    kept = [table.rows(file, staged.key) for file in files]
-    if kept:
-        keys.check(staged.lake, pa.concat_tables(kept), once=staged.mode.behaviour.one_row_a_key)
-    wanted = pa.concat_tables([*kept, *map(table.gone, staged.gone)]).group_by(list(staged.key)).aggregate([])
+    new_rows = [table.rows(file, staged.key) for file in files]
+    if new_rows:
+        keys.check(staged.lake, pa.concat_tables(new_rows), once=staged.mode.behaviour.one_row_a_key)
+    batch_keys = (
+        pa.concat_tables([*new_rows, *map(table.gone, staged.gone)]).group_by(list(staged.key)).aggregate([])
+    )
     removed: list[Old] = []
     added: list[New] = []
-    for old in table.that_may_have(wanted) if wanted.num_rows else ():
-        numbers = keys.numbers_of(table.rows(old, staged.key), wanted)
+    for old in table.that_may_have(batch_keys) if batch_keys.num_rows else ():
+        numbers = keys.numbers_of(table.rows(old, staged.key), batch_keys)
         if len(numbers):
             removed.append(old)
             added += table.written(keys.others(table.rows(old), numbers))
     # A mirror has a row as often as the batch has changes of it. The first row of each key stays.
-    for new, later in zip(files, keys.later_in_each(kept), strict=True):
+    for new, later in zip(files, keys.later_in_each(new_rows), strict=True):
         added += table.written(keys.others(table.rows(new), later)) if len(later) else [new]
     return removed, added

@@ -22,8 +22,8 @@ class Attempt:
     @classmethod
     def in_name(cls, name: str) -> Attempt | None:
         """Return the attempt that has written a file of this name; None if it is a file of another writer."""
-        found = _NAME.search(name)
-        return None if found is None else cls(found[1], int(found[2]))
+        match = _NAME.search(name)
+        return None if match is None else cls(match[1], int(match[2]))
 
     def __str__(self) -> str:
         return f"pgchange_{self.batch}_{self.number}"

@@ -73,20 +73,20 @@ def later_rows(keys: pa.Table) -> list[int]:
     return later
 
 
-def later_in_each(kept: Sequence[pa.Table]) -> Iterator[pa.Array]:
+def later_in_each(tables: Sequence[pa.Table]) -> Iterator[pa.Array]:
     """Return, for each of the tables, the numbers of its rows whose key an earlier row of any table has."""
-    later = pa.array(later_rows(pa.concat_tables(kept)) if kept else [], pa.int64())
+    later = pa.array(later_rows(pa.concat_tables(tables)) if tables else [], pa.int64())
     begin = 0
-    for keys in kept:
+    for keys in tables:
         end = begin + keys.num_rows
         yield pc.subtract(later.filter(pc.and_(pc.greater_equal(later, begin), pc.less(later, end))), begin)
         begin = end
 
 
-def numbers_of(keys: pa.Table, wanted: pa.Table) -> pa.ChunkedArray:
+def numbers_of(keys: pa.Table, searched: pa.Table) -> pa.ChunkedArray:
     """Return the numbers of the rows whose keys are wanted."""
     joined = with_numbers(keys).join(
-        wanted.cast(keys.schema), keys=wanted.column_names, join_type="left semi"
+        searched.cast(keys.schema), keys=searched.column_names, join_type="left semi"
     )
     return joined.column(NUMBER)
 

@@ -68,10 +68,12 @@ def maintain(
     from airflow_pgchange.lake.iceberg import maintenance  # noqa: PLC0415
 
     age = timedelta(seconds=seconds("older_than", older_than, least=LEAST))
-    kept = (
+    retention = (
         None if snapshot_retention is None else seconds("snapshot_retention", snapshot_retention, least=LEAST)
     )
     expired = (
-        0 if kept is None else maintenance.expire(connection, lake, timedelta(seconds=kept), dry_run=dry_run)
+        0
+        if retention is None
+        else maintenance.expire(connection, lake, timedelta(seconds=retention), dry_run=dry_run)
     )
     return LakeReport(str(lake), expired, maintenance.remove_orphans(connection, lake, age, dry_run=dry_run))

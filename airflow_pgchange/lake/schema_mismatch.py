@@ -8,20 +8,20 @@ from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.lake.tables import LakeTable
 
 
-def refusal(lake: LakeTable, misfits: Iterable[str]) -> MergeRefused:
+def refusal(lake: LakeTable, mismatches: Iterable[str]) -> MergeRefused:
     """Return the error that lists all misfits."""
     return MergeRefused(
-        f"{lake}: the rows do not fit the table: {'; '.join(misfits)}: cast, add or drop columns of the rows, or change "
-        "the table"
+        f"{lake}: the rows do not fit the table: {'; '.join(mismatches)}: cast, add or drop columns of the rows, or "
+        "change the table"
     )
 
 
-def no_columns(names: Sequence[str], known: Iterable[str]) -> str:
-    """Say that a table with the columns ``known`` lacks these columns, and how it gets them.
+def no_columns(names: Sequence[str], existing: Iterable[str]) -> str:
+    """Say that a table with the columns ``existing`` lacks these columns, and how it gets them.
 
     ``evolve`` adds no column whose name differs in case alone.
     """
-    by_lower = {name.lower(): name for name in known}
+    by_lower = {name.lower(): name for name in existing}
     similar = [by_lower[name.lower()] for name in names if name.lower() in by_lower]
     remedy = f"but {', '.join(similar)}" if similar else "which evolve=True adds"
     return f"the table has no column {', '.join(names)}, {remedy}"

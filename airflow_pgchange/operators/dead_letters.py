@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 Action = Literal["redrive", "drop", "erase"]
 
 
-def _numbers(name: str, given: Sequence[int | str] | str) -> list[int]:
-    texts = given.strip("[] ").split(",") if isinstance(given, str) else given
+def _numbers(name: str, value: Sequence[int | str] | str) -> list[int]:
+    texts = value.strip("[] ").split(",") if isinstance(value, str) else value
     try:
         return [int(each) for each in texts if str(each).strip()]
     except ValueError as error:
-        raise InvalidArgument(f"{name} must be numbers, not {given!r}") from error
+        raise InvalidArgument(f"{name} must be numbers, not {value!r}") from error
 
 
-def _key(name: str, given: Any) -> str:
+def _key(name: str, value: Any) -> str:
     """Return a key as text. A template that is rendered as a native object yields a number."""
-    is_number = isinstance(given, int) and not isinstance(given, bool)
-    return str(given) if is_number else text(name, given)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_number else text(name, value)
 
 
 class DeadLettersOperator(CheckedArguments, BaseOperator):
@@ -128,10 +128,10 @@ class DeadLettersOperator(CheckedArguments, BaseOperator):
 
     def _erase(self, connection: psycopg.Connection[Any]) -> list[int]:
         assert self.key is not None
-        found = dead_letters.erase_letters(connection, self.key, field=self.field, consumer=self.consumer)
-        for letter in found:
+        erased = dead_letters.erase_letters(connection, self.key, field=self.field, consumer=self.consumer)
+        for letter in erased:
             self.log.info("letter %d: %d changes erased", letter.id, letter.erased)
-        return [letter.id for letter in found]
+        return [letter.id for letter in erased]
 
     def _tell_of_others(self, left: Sequence[dead_letters.Letter]) -> None:
         for letter in left:

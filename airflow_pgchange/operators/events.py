@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 GIVEN = ("topic", "payload", "metadata", "at", "subscription_id", "id")
 
 
-def _topics(name: str, given: Any) -> Any:
+def _topics(name: str, value: Any) -> Any:
     """Parse a list that a template has rendered as text. As a topic, such a text would match no event."""
-    if not isinstance(given, str) or not given.startswith("["):
-        return given
+    if not isinstance(value, str) or not value.startswith("["):
+        return value
     try:
-        return json.loads(given)
+        return json.loads(value)
     except json.JSONDecodeError as error:
         raise InvalidArgument(
-            f"{name}: {given!r:.300} is not the JSON of a list: end the template with `| tojson`"
+            f"{name}: {value!r:.300} is not the JSON of a list: end the template with `| tojson`"
         ) from error
 
 
-def _given(name: str, given: Any) -> list[dict[str, Any]]:
+def _given(name: str, value: Any) -> list[dict[str, Any]]:
     """Return events as dictionaries, which Airflow can render, show and store."""
     try:
-        events = json.loads(given) if isinstance(given, str) else given
+        events = json.loads(value) if isinstance(value, str) else value
     except json.JSONDecodeError:
         events = None
     if (
@@ -46,15 +46,15 @@ def _given(name: str, given: Any) -> list[dict[str, Any]]:
         or not all(isinstance(event, Event | Mapping) for event in events)
     ):
         raise InvalidArgument(
-            f"{name} must be a list of mappings with a topic each, or its JSON, not {given!r:.300}"
+            f"{name} must be a list of mappings with a topic each, or its JSON, not {value!r:.300}"
         )
     return [_plain(event) if isinstance(event, Event) else dict(event) for event in events]
 
 
 def _plain(event: Event) -> dict[str, Any]:
-    given = {name: getattr(event, name) for name in GIVEN}
+    fields = {name: getattr(event, name) for name in GIVEN}
     at = None if event.at is None else event.at.isoformat()
-    return {name: value for name, value in {**given, "at": at}.items() if value is not None}
+    return {name: value for name, value in {**fields, "at": at}.items() if value is not None}
 
 
 class PublishEventsOperator(CheckedArguments, BaseOperator):
@@ -87,11 +87,11 @@ class PublishEventsOperator(CheckedArguments, BaseOperator):
 
     def execute(self, context: Context) -> int:
         """Return the number of published events."""
-        wanted = [_event(event) for event in self.events]
+        events = [_event(event) for event in self.events]
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            publish(connection, wanted)
-        self.log.info("published %d events", len(wanted))
-        return len(wanted)
+            publish(connection, events)
+        self.log.info("published %d events", len(events))
+        return len(events)
 
 
 class SubscribeEventsOperator(CheckedArguments, BaseOperator):
@@ -200,15 +200,17 @@ class ReplayEventsOperator(CheckedArguments, BaseOperator):
         return count
 
 
-def _event(given: Mapping[str, Any]) -> Event:
-    unknown = sorted(str(name) for name in set(given) - set(GIVEN))
-    if unknown or "topic" not in given:
+def _event(fields: Mapping[str, Any]) -> Event:
+    unknown = sorted(str(name) for name in set(fields) - set(GIVEN))
+    if unknown or "topic" not in fields:
         raise InvalidArgument(
             f"an event needs a topic, and may have {', '.join(GIVEN)}, but this event has "
             f"{', '.join(unknown) or 'no topic'}"
         )
     values = {
-        name: given[name] for name in given if given[name] not in (None, "") or name in ("topic", "payload")
+        name: fields[name]
+        for name in fields
+        if fields[name] not in (None, "") or name in ("topic", "payload")
     }
     if "at" in values:
         values["at"] = time_of("at", values["at"])

@@ -137,5 +137,5 @@ def _checked(handlers: Any) -> Sequence[Handler]:
             f"handlers must be a list of Handler objects, not {wrong[0]!r:.300}: write "
             "handlers=[Handler('history', keep_history)]"
         )
-    given: Sequence[Handler] = handlers
-    return given
+    sequence: Sequence[Handler] = handlers
+    return sequence

@@ -104,8 +104,8 @@ class RequestMessageOperator(PostMessageOperator):
     ) -> None:
         super().__init__(**kwargs)
         if deferrable is None:
-            wanted = conf.getboolean("operators", "default_deferrable")
-            deferrable = wanted and reply_queue is not None
+            default_deferrable = conf.getboolean("operators", "default_deferrable")
+            deferrable = default_deferrable and reply_queue is not None
         if deferrable and reply_queue is None:
             raise InvalidArgument(
                 f"{self.task_id}: a temporary queue ends with its session: name a reply_queue, or say deferrable=False"
@@ -133,19 +133,19 @@ class RequestMessageOperator(PostMessageOperator):
         """Receive the answer that the trigger has found."""
         unless_error(event)
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            found = queues.take(connection, event["iid"])
-        if found is None:
+            answer = queues.take(connection, event["iid"])
+        if answer is None:
             raise AirflowException(
                 f"the answer {event['iid']} is gone: nobody may consume from queue {self.reply_queue}"
             )
-        return found
+        return answer
 
-    def _wait(self, look: Callable[[], dict[str, str | None] | None]) -> dict[str, str | None]:
+    def _wait(self, take: Callable[[], dict[str, str | None] | None]) -> dict[str, str | None]:
         deadline = time.monotonic() + self.timeout
-        while (found := look()) is None:
+        while (answer := take()) is None:
             if time.monotonic() > deadline:
                 raise AirflowException(
                     f"no answer came from queue {self.queue_name} within {self.timeout:g} s"
                 )
             time.sleep(self.poll_interval)
-        return found
+        return answer

@@ -48,8 +48,8 @@ class InstallSchemaOperator(CheckedArguments, BaseOperator):
         ``[{system, version, needed, intact, left_out}]``."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             upgrades.upgrade(connection)
-            found = schema.install(connection, self.systems, without=self.without or ())
-        for state in found:
+            states = schema.install(connection, self.systems, without=self.without or ())
+        for state in states:
             if state.left_out:
                 self.log.warning("%s was left out: %s", state.system, state.left_out)
-        return [asdict(state) for state in found]
+        return [asdict(state) for state in states]

@@ -217,8 +217,8 @@ class SparkBatchOperator(DetachedSpark, SparkSubmitOperator):
             self._submission = self._submission_of(arguments, environment, folder, context)
             self._submission.run(application)
         else:
-            asked = spark_connect.application(self, application, arguments, server, environment)
-            self._running = fork_client.start(asked, spark_connect.keeper())
+            request = spark_connect.application(self, application, arguments, server, environment)
+            self._running = fork_client.start(request, spark_connect.keeper())
             self._running.wait(self.log.info)
 
     def _application_in(self, folder: Path) -> tuple[str, list[Any] | None]:

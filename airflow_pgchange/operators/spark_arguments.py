@@ -89,9 +89,9 @@ OF_CLUSTER_MODE = ("track_driver_via_k8s_api", "yarn_track_via_rm_api")
 class SparkArguments:
     """The values of the arguments in ``OF_THE_HOOK`` and ``OF_OPENLINEAGE`` of one operator."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        """``given``: the keyword arguments of the operator's constructor, with the ``default_args`` that Airflow adds."""
-        every = {**(given.get("default_args") or {}), **given}
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """``arguments``: the keyword arguments of the operator's constructor, with Airflow's ``default_args``."""
+        every = {**(arguments.get("default_args") or {}), **arguments}
         self._of_the_hook = {name: every.get(name, default) for name, default in OF_THE_HOOK.items()}
         self._of_openlineage = {name: every.get(name, default) for name, default in OF_OPENLINEAGE.items()}
 
@@ -106,8 +106,8 @@ class SparkArguments:
 
     def value(self, operator: BaseOperator, name: str) -> Any:
         """Return an argument of SparkSubmitOperator; None if it was not given."""
-        kept = self._of_the_hook
-        return kept[name] if name in kept else getattr(operator, name, None)
+        values = self._of_the_hook
+        return values[name] if name in values else getattr(operator, name, None)
 
     def needs(self, operator: SparkSubmitOperator) -> str:
         """Return the facts about a task that `airflow-pgchange check` needs, as JSON."""
@@ -131,14 +131,14 @@ class SparkArguments:
         It gets no ``env_vars``: on YARN and Kubernetes the hook writes them on the command line. Raises InvalidArgument
         for cluster mode.
         """
-        given = dict(properties)
-        self._check_client_mode(given)
+        conf = dict(properties)
+        self._check_client_mode(conf)
         if self._of_openlineage[PARENT_JOB]:
-            given = inject_parent_job_information_into_spark_properties(given, context)
+            conf = inject_parent_job_information_into_spark_properties(conf, context)
         if self._of_openlineage[TRANSPORT]:
-            given = inject_transport_information_into_spark_properties(given, context)
+            conf = inject_transport_information_into_spark_properties(conf, context)
         return SparkSubmitHook(
-            conf=given,
+            conf=conf,
             files=operator.files,
             py_files=py_files,
             driver_class_path=operator.driver_class_path,
@@ -174,9 +174,9 @@ class SparkArguments:
                 "deploy mode 'cluster' is not supported: the driver must run beside the operator, whose "
                 "transaction it ends with; set the Spark connection's deploy-mode to 'client'"
             )
-        if given := [name for name in OF_CLUSTER_MODE if self._of_the_hook.get(name)]:
+        if names := [name for name in OF_CLUSTER_MODE if self._of_the_hook.get(name)]:
             raise InvalidArgument(
-                f"{' and '.join(given)} needs deploy mode 'cluster', which is not supported: leave it out"
+                f"{' and '.join(names)} needs deploy mode 'cluster', which is not supported: leave it out"
             )
 
     def check(self, operator: SparkSubmitOperator, environment: Mapping[str, str]) -> None:

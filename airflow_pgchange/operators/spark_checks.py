@@ -40,9 +40,9 @@ OF_YARN = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 def environment_of(env_vars: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of an application with these variables. Its PATH includes the programs that pip installs
     beside this Python, such as spark-submit."""
-    given = {**os.environ, **env_vars}
-    path = os.pathsep.join((given.get("PATH", os.defpath), str(Path(sys.executable).parent)))
-    return {**given, "PATH": path}
+    variables = {**os.environ, **env_vars}
+    path = os.pathsep.join((variables.get("PATH", os.defpath), str(Path(sys.executable).parent)))
+    return {**variables, "PATH": path}
 
 
 def is_server(connection: Connection) -> bool:
@@ -109,14 +109,14 @@ def check_submission(
         raise InvalidArgument(f"cannot submit to Spark: {why}")
     _check_folders(OF_YARN if master == "yarn" else (), environment)
     extra = {} if connection is None else connection.extra_dejson
-    wanted = binary or extra.get("spark-binary") or DEFAULT_BINARY
-    if shutil.which(wanted, path=environment.get("PATH")) is None:
+    program = binary or extra.get("spark-binary") or DEFAULT_BINARY
+    if shutil.which(program, path=environment.get("PATH")) is None:
         raise InvalidArgument(
-            f"cannot submit to Spark: there is no program {wanted} in the PATH of this worker; `pip install pyspark` "
+            f"cannot submit to Spark: there is no program {program} in the PATH of this worker; `pip install pyspark` "
             f"brings {DEFAULT_BINARY}"
         )
     _check_java(environment)
-    _check_spark(wanted, environment)
+    _check_spark(program, environment)
     if master.startswith("spark://"):
         _reach("Spark master", list(_standalone(master)))
     elif master.startswith("k8s://"):
@@ -246,7 +246,7 @@ def _standalone(master: str) -> Iterator[tuple[str, int]]:
         yield address.hostname or "", address.port or STANDALONE_PORT
 
 
-def _reach(what: str, addresses: list[tuple[str, int]]) -> None:
+def _reach(server: str, addresses: list[tuple[str, int]]) -> None:
     """Raise ServerUnavailable unless one of the addresses accepts a connection."""
     failures = []
     for host, port in addresses:
@@ -257,5 +257,5 @@ def _reach(what: str, addresses: list[tuple[str, int]]) -> None:
         else:
             return
     raise ServerUnavailable(
-        f"cannot reach the {what} at {', '.join(failures)}: start it, or correct the host and port of the connection"
+        f"cannot reach the {server} at {', '.join(failures)}: start it, or correct the host and port of the connection"
     )

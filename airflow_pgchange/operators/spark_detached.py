@@ -116,11 +116,11 @@ class DetachedSpark(LeasingOperator, FeedOperator):
 
     def _submitted(self, handle: Handle) -> tuple[list[str], dict[str, str], dict[str, str]]:
         """Return the arguments of spark-submit, the Spark properties, and the environment of the driver."""
-        given = {prop: self._arguments.value(self, name) for name, prop in PROPERTIES.items()}
+        values = {prop: self._arguments.value(self, name) for name, prop in PROPERTIES.items()}
         properties = {
             "spark.master": master_of(self._arguments.connection()),
             "spark.app.name": self.name,
-            **{name: str(value) for name, value in given.items() if value},
+            **{name: str(value) for name, value in values.items() if value},
             **{str(name): str(value) for name, value in (self.conf or {}).items()},
         }
         options = [part for name, value in properties.items() for part in ("--conf", f"{name}={value}")]

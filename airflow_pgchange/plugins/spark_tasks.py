@@ -47,8 +47,8 @@ def spark_needs(node: Any) -> Iterator[SparkNeeds]:
 
 def _needs(task: Mapping[str, Any]) -> SparkNeeds | None:
     if "spark_needs" in task:
-        given = json.loads(task["spark_needs"])
-        if given.get("detached"):
+        needs = json.loads(task["spark_needs"])
+        if needs.get("detached"):
             # The cluster starts its driver, so this machine needs neither Spark nor Java.
             return None
     else:
@@ -56,7 +56,7 @@ def _needs(task: Mapping[str, Any]) -> SparkNeeds | None:
             return None
         # A serialized mapped task has only the arguments that all its instances share.
         fixed = unwrapped(task.get("partial_kwargs") or {})
-        given = {"conn_id": fixed.get("conn_id", DEFAULT_CONNECTION), "binary": fixed.get("spark_binary")}
+        needs = {"conn_id": fixed.get("conn_id", DEFAULT_CONNECTION), "binary": fixed.get("spark_binary")}
     variables = unwrapped(task.get("env_vars"))
     plain = {
         str(name): str(value)
@@ -64,8 +64,8 @@ def _needs(task: Mapping[str, Any]) -> SparkNeeds | None:
         if "{{" not in str(value)
     }
     return SparkNeeds(
-        str(given["conn_id"]),
-        given.get("binary"),
-        tuple(given.get("of_a_driver") or ()),
+        str(needs["conn_id"]),
+        needs.get("binary"),
+        tuple(needs.get("of_a_driver") or ()),
         json.dumps(plain, sort_keys=True),
     )

@@ -54,42 +54,42 @@ def validate(
     ``ids`` are the types of the batch's ids, with which a mirror's key ends. Raises MergeRefused if a column does not
     fit, and PermissionDenied. Call it before any work is done.
     """
-    found, behaviour = look_up(connection, target), mode.behaviour
-    if not found.is_table:
+    table, behaviour = look_up(connection, target), mode.behaviour
+    if not table.is_table:
         raise MergeRefused(f"{target} is not a table: merge into the table under the view")
     if len(columns) > ROOM:
         raise MergeRefused(
             f"{target}: {len(columns)} columns are merged, but a staging table has at most {ROOM}: leave some out"
             + (", or merge them by several calls, each with the key" if behaviour.needs_key else "")
         )
-    _check_key(found, key, mode, columns)
+    _check_key(table, key, mode, columns)
     if behaviour.deletes_touched:
-        _check_ids(found, key, columns, ids)
+        _check_ids(table, key, columns, ids)
     for name, kind in columns.items():
-        _check_column(found, name, kind, behaviour, is_key=name in key)
+        _check_column(table, name, kind, behaviour, is_key=name in key)
         if behaviour.sums and name not in key:
-            _check_sum(found, found.columns[name], kind)
+            _check_sum(table, table.columns[name], kind)
     missing = [
-        column.name for column in found.columns.values() if column.required and column.name not in columns
+        column.name for column in table.columns.values() if column.required and column.name not in columns
     ]
     if missing:
         raise MergeRefused(
             f"{target}: {_listed(missing)} must have a value and has no default: merge it, too"
         )
-    denied = [right for right in behaviour.privileges if not found.privileges[right]]
+    denied = [right for right in behaviour.privileges if not table.privileges[right]]
     if denied:
-        shown = found.identifier.as_string(None)
+        shown = table.identifier.as_string(None)
         role = identifier(role_of(connection))
         raise PermissionDenied(
             f"{role}, the role of the results connection, may not {' or '.join(denied)} on {target}:\n"
             f"let its owner run: grant {', '.join(denied)} on {shown} to {role}"
         )
-    if behaviour.deletes_touched and found.is_hidden:
+    if behaviour.deletes_touched and table.is_hidden:
         raise PermissionDenied(
             f"row security hides rows of {target} from the role of the results connection, so it could not delete "
             f"rows that are gone. Merge as a role with bypassrls, or as the owner if row security is not forced"
         )
-    return found
+    return table
 
 
 def _check_key(target: Target, key: Sequence[str], mode: Mode, columns: Mapping[str, str]) -> None:
@@ -208,8 +208,8 @@ def _adds_exactly(column: Column, kind: str) -> bool:
 
 def _places(staged: str) -> int | None:
     """Return the decimal places of a staged type; None if they are not limited."""
-    found = DECIMAL.fullmatch(staged)
-    return None if found is None else int(found[1])
+    match = DECIMAL.fullmatch(staged)
+    return None if match is None else int(match[1])
 
 
 def _fits(staged: str, target: str) -> bool:

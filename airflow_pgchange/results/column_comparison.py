@@ -148,17 +148,17 @@ def columns_of_table(source: psycopg.Connection[Any], table: str, names: Sequenc
 
 def columns_of_frame(types: Mapping[str, str]) -> list[SourceColumn]:
     """Return the columns of a frame, by the types in which they are staged."""
-    found = []
+    columns = []
     for name, kind in types.items():
         decimal = PRECISION.match(kind)
         if decimal is None:
-            found.append(SourceColumn(name, kind, declared=False))
+            columns.append(SourceColumn(name, kind, declared=False))
             continue
         precision, scale = map(int, decimal.groups())
         # PostgreSQL keeps precision and scale in one number.
         modifier = (precision << 16 | scale) + 4
-        found.append(SourceColumn(name, "numeric" + kind[decimal.end() :], modifier, declared=False))
-    return found
+        columns.append(SourceColumn(name, "numeric" + kind[decimal.end() :], modifier, declared=False))
+    return columns
 
 
 def columns_of_query(source: psycopg.Connection[Any], query: sql.Composable) -> list[SourceColumn]:
@@ -180,7 +180,7 @@ def compared(
     """Return each column of the source, compared with the target's column of that name."""
     listed = Jsonb([{"place": place, **asdict(column)} for place, column in enumerate(columns)])
     query = sql.SQL(_COMPARED).format(columns=listed, table=_shown(target))
-    return [Compared(columns[place], *found) for place, *found in rows(results, query)]
+    return [Compared(columns[place], *values) for place, *values in rows(results, query)]
 
 
 def read_again(

@@ -31,11 +31,11 @@ def refusals(staged: Staged) -> Iterator[None]:
         errors.CardinalityViolation,
         errors.RaiseException,
     ) as error:
-        said = error.diag.message_primary or str(error)
+        message = error.diag.message_primary or str(error)
         detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
         advice = ""
         if isinstance(error, ONE_BY_ONE) and staged.behaviour.needs_key:
             advice = f": {AT_THE_END}"
         elif isinstance(error, errors.CardinalityViolation) and staged.key:
             advice = f": {SAME_ROW}"
-        raise MergeRefused(f"{staged.target}: {said}{detail}: nothing was written{advice}") from error
+        raise MergeRefused(f"{staged.target}: {message}{detail}: nothing was written{advice}") from error

@@ -83,19 +83,19 @@ def merge_kept(
 
 
 def _last(connection: psycopg.Connection[Any], batch: Batch) -> Kept | None:
-    found = []
+    manifests = []
     for name in _tables(connection, batch):
         table = sql.Identifier(SCHEMA, name)
         try:
-            kept = rows(connection, sql.SQL("select kept_at, manifest from {}").format(table))
+            stored = rows(connection, sql.SQL("select kept_at, manifest from {}").format(table))
         except SchemaMissing as error:
             raise StaleClaim(
                 f"{batch.feed}: another ack of attempt {batch.attempt} on batch {batch.id} was faster, so nothing was "
                 "merged"
             ) from error
         # A crash may have emptied the table.
-        found += [(kept_at, Kept(table, tuple(map(result_of, manifest)))) for kept_at, manifest in kept]
-    return max(found, key=lambda one: one[0])[1] if found else None
+        manifests += [(kept_at, Kept(table, tuple(map(result_of, manifest)))) for kept_at, manifest in stored]
+    return max(manifests, key=lambda one: one[0])[1] if manifests else None
 
 
 def _tables(connection: psycopg.Connection[Any], batch: Batch) -> list[str]:

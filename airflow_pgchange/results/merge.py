@@ -81,8 +81,8 @@ def _merge(connection: psycopg.Connection[Any], batch: Batch, staged: Staged) ->
             raise
         except errors.NumericValueOutOfRange as error:
             where = beyond(connection, staged, target)
-            said = error.diag.message_primary
-            raise MergeRefused(f"{staged.target}: {said}: {where}nothing was written") from error
+            message = error.diag.message_primary
+            raise MergeRefused(f"{staged.target}: {message}: {where}nothing was written") from error
 
 
 def _write(
@@ -215,11 +215,11 @@ def _counted(connection: psycopg.Connection[Any], staged: Staged) -> _Kinds:
         raise StagingOutdated(
             f"{staged.target}: the staging table {staged.table} is gone: the batch is tried again"
         ) from error
-    found = {attempt: count for attempt, count, *_ in rows}
+    counts = {attempt: count for attempt, count, *_ in rows}
     expected = {attempt: count for attempt, count in staged.winners if count}
-    if found != expected:
+    if counts != expected:
         raise StagingOutdated(
-            f"{staged.target}: {sum(expected.values())} rows were staged, but {sum(found.values())} exist, as after a "
+            f"{staged.target}: {sum(expected.values())} rows were staged, but {sum(counts.values())} exist, as after a "
             f"crash of the server. Nothing was written, and the batch is tried again"
         )
     return _Kinds(*(sum(column) for column in list(zip(*rows, strict=True))[2:])) if rows else _Kinds(0, 0, 0)
@@ -287,10 +287,10 @@ def _first(
 ) -> str | None:
     """Return the first key that a query over the staged rows finds, as text."""
     key, rows = COMMA.join(_key(staged)), _rows(staged, target)
-    found = connection.execute(sql.SQL(query).format(*others, key=key, rows=rows)).fetchone()
-    if found is None:
+    row = connection.execute(sql.SQL(query).format(*others, key=key, rows=rows)).fetchone()
+    if row is None:
         return None
-    return ", ".join(f"{name}={value}" for name, value in zip(staged.key, found, strict=True))
+    return ", ".join(f"{name}={value}" for name, value in zip(staged.key, row, strict=True))
 
 
 def _delete_gone(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:

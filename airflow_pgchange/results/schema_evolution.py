@@ -84,13 +84,15 @@ def evolve(
 
 
 def _alterations(results: psycopg.Connection[Any], target: str, source: Source) -> list[_Alteration]:
-    found = [
+    alterations = [
         alteration
         for each in compared(results, target, source.columns)
         if (alteration := _alteration(each, target, source.name)) is not None
     ]
-    refused = [alteration.refused for alteration in found if alteration.refused is not None]
-    widened = {each.column: each.statement for each in found if each.changes_type and each.refused is None}
+    refused = [alteration.refused for alteration in alterations if alteration.refused is not None]
+    widened = {
+        each.column: each.statement for each in alterations if each.changes_type and each.refused is None
+    }
     refused += [
         f'{made} of {target} depends on "{column}", and PostgreSQL would read the whole table to make it again: run '
         f"`{widened[column]}`"
@@ -101,7 +103,7 @@ def _alterations(results: psycopg.Connection[Any], target: str, source: Source) 
             f"{target} does not follow {source.name} by itself: {'; '.join(refused)}; or leave such a column out of "
             f"the merge"
         )
-    return found
+    return alterations
 
 
 def _alteration(each: Compared, target: str, of: str) -> _Alteration | None:

@@ -47,44 +47,48 @@ def type_change(source: str, copy: str) -> TypeChange | None:
     It also returns None for types of different families, such as an enum and text. The merge then checks whether the
     values fit.
     """
-    wanted, held = _parsed(source), _parsed(copy)
-    if wanted is None or held is None or wanted.array != held.array:
+    source_type, copy_type = _parsed(source), _parsed(copy)
+    if source_type is None or copy_type is None or source_type.array != copy_type.array:
         return None
-    if wanted.name in WIDTHS and held.name in WIDTHS:
-        wider = WIDTHS.index(wanted.name) > WIDTHS.index(held.name)
+    if source_type.name in WIDTHS and copy_type.name in WIDTHS:
+        wider = WIDTHS.index(source_type.name) > WIDTHS.index(copy_type.name)
         return TypeChange(source, in_place=False) if wider else None
-    is_string = wanted.name in STRINGS and held.name in STRINGS
-    if held.size is None or not (is_string or wanted.name == held.name):
+    is_string = source_type.name in STRINGS and copy_type.name in STRINGS
+    if copy_type.size is None or not (is_string or source_type.name == copy_type.name):
         return None
-    return _of_numeric(wanted, held) if wanted.name == "numeric" else _of_length(source, wanted, held)
+    return (
+        _of_numeric(source_type, copy_type)
+        if source_type.name == "numeric"
+        else _of_length(source, source_type, copy_type)
+    )
 
 
-def _of_length(source: str, wanted: _Type, held: _Type) -> TypeChange | None:
-    if wanted.size is not None and held.size is not None and wanted.size <= held.size:
+def _of_length(source: str, source_type: _Type, copy_type: _Type) -> TypeChange | None:
+    if source_type.size is not None and copy_type.size is not None and source_type.size <= copy_type.size:
         return None
-    if held.name != VARCHAR:
+    if copy_type.name != VARCHAR:
         return TypeChange(source, in_place=False)
-    if wanted.name in CHARS:
+    if source_type.name in CHARS:
         # Use varchar instead of char, because PostgreSQL would convert each value to char.
-        source = VARCHAR + ("" if wanted.size is None else f"({wanted.size})") + held.array
-    return TypeChange(source, in_place=not held.array)
+        source = VARCHAR + ("" if source_type.size is None else f"({source_type.size})") + copy_type.array
+    return TypeChange(source, in_place=not copy_type.array)
 
 
-def _of_numeric(wanted: _Type, held: _Type) -> TypeChange | None:
-    if wanted.size is None:
-        return TypeChange(f"numeric{held.array}", in_place=not held.array)
-    wanted_scale, held_scale = wanted.scale or 0, held.scale or 0
-    digits, scale = max(wanted.digits, held.digits), max(wanted_scale, held_scale)
-    if (digits, scale) == (held.digits, held_scale):
+def _of_numeric(source_type: _Type, copy_type: _Type) -> TypeChange | None:
+    if source_type.size is None:
+        return TypeChange(f"numeric{copy_type.array}", in_place=not copy_type.array)
+    source_scale, copy_scale = source_type.scale or 0, copy_type.scale or 0
+    digits, scale = max(source_type.digits, copy_type.digits), max(source_scale, copy_scale)
+    if (digits, scale) == (copy_type.digits, copy_scale):
         return None
     # Numbers are stored with their decimal places, so a change of scale rewrites every row.
-    in_place = scale == held_scale and not held.array
-    return TypeChange(f"numeric({digits + scale},{scale}){held.array}", in_place)
+    in_place = scale == copy_scale and not copy_type.array
+    return TypeChange(f"numeric({digits + scale},{scale}){copy_type.array}", in_place)
 
 
 def _parsed(type_: str) -> _Type | None:
-    found = _TYPE.fullmatch(type_)
-    if found is None:
+    match = _TYPE.fullmatch(type_)
+    if match is None:
         return None
-    size, scale = (None if found[part] is None else int(found[part]) for part in ("size", "scale"))
-    return _Type(found["name"] + (found["rest"] or ""), size, scale, found["array"])
+    size, scale = (None if match[part] is None else int(match[part]) for part in ("size", "scale"))
+    return _Type(match["name"] + (match["rest"] or ""), size, scale, match["array"])

@@ -36,8 +36,8 @@ def first_lossy(connection: psycopg.Connection[Any], staged: Staged, target: Tar
         sql.SQL(target.columns[name].type),
         sql.SQL(dict(staged.columns)[name]),
     )
-    found = connection.execute(query).fetchone()
-    return None if found is None else f"{name}={found[0]}"
+    row = connection.execute(query).fetchone()
+    return None if row is None else f"{name}={row[0]}"
 
 
 def check_cut(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
@@ -117,9 +117,9 @@ def _limits(column: Column) -> tuple[Decimal, Decimal, int] | None:
     if column.type in BITS:
         bits = BITS[column.type]
         return Decimal(-(2 ** (bits - 1))), Decimal(2 ** (bits - 1) - 1), 0
-    found = PRECISION.fullmatch(column.stored)
-    if found is None:
+    match = PRECISION.fullmatch(column.stored)
+    if match is None:
         return None
-    precision, places = int(found[1]), int(found[2])
+    precision, places = int(match[1]), int(match[2])
     high = Decimal(10) ** (precision - places) - Decimal(10) ** -places
     return -high, high, places

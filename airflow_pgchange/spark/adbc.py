@@ -58,12 +58,12 @@ def read(
             **({"hostaddr": info.hostaddr} if info.hostaddr else {}),
         )
     query = reading_query(partition.query, columns)
-    found = 0
+    count = 0
     with bytes_named(server, query, columns, rows):
         for batch in _read_whole(server, query) if on_standby else _stream(server, query):
-            found += batch.num_rows
+            count += batch.num_rows
             yield _converted(batch, columns, schema, rows)
-    expect(partition, found)
+    expect(partition, count)
 
 
 def read_whole(
@@ -135,16 +135,16 @@ def _stream(server: str, query: str) -> Iterator[pa.RecordBatch]:
 def _read_whole(server: str, query: str) -> list[pa.RecordBatch]:
     """Return all rows of a query. Retry after any error, because a cancellation in the middle comes without its
     SQLSTATE."""
-    said = ""
+    message = ""
     for attempt in range(STANDBY_TRIES):
         try:
             return list(_stream(server, query))
         except (AdbcError, OSError) as error:
-            said = str(error)
+            message = str(error)
             time.sleep(0.1 * 2**attempt)
     raise BatchIncomplete(
-        f"a standby failed {STANDBY_TRIES} times to give a partition ({said.strip()}): if it cancels queries, raise its "
-        "max_standby_streaming_delay, set hot_standby_feedback, or read from the primary"
+        f"a standby failed {STANDBY_TRIES} times to give a partition ({message.strip()}): if it cancels queries, raise "
+        "its max_standby_streaming_delay, set hot_standby_feedback, or read from the primary"
     )
 
 

@@ -99,8 +99,8 @@ def one_line(error: BaseException) -> str:
 
 
 def _environment(application: Application) -> dict[str, str]:
-    given = {name: value for name, value in application.environment.items() if name != "MASTER"}
-    return {**given, REMOTE: application.remote, "SPARK_CONNECT_MODE_ENABLED": "1"}
+    variables = {name: value for name, value in application.environment.items() if name != "MASTER"}
+    return {**variables, REMOTE: application.remote, "SPARK_CONNECT_MODE_ENABLED": "1"}
 
 
 def _run(application: Application) -> None:

@@ -140,9 +140,9 @@ def _connect_to_new(path: Path, keeper: int) -> socket.socket:
     while (connection := _connect(path)) is None:
         if server.poll() is not None or time.monotonic() > deadline:
             server.kill()
-            said = log.read_text(errors="replace").strip().splitlines()[-1:]
+            last_line = log.read_text(errors="replace").strip().splitlines()[-1:]
             raise ApplicationFailed(
-                f"the process that starts applications for Spark Connect ended before it was ready: {said}"
+                f"the process that starts applications for Spark Connect ended before it was ready: {last_line}"
             )
         time.sleep(0.02)
     log.unlink(missing_ok=True)
@@ -151,11 +151,15 @@ def _connect_to_new(path: Path, keeper: int) -> socket.socket:
 
 def _folder() -> Path:
     """Return the folder of the sockets, which only this user can use."""
-    given = tempfile.gettempdir()
-    folder = Path(given if len(given) <= LONGEST else "/tmp", f"pgchange-{os.geteuid()}")
+    parent = tempfile.gettempdir()
+    folder = Path(parent if len(parent) <= LONGEST else "/tmp", f"pgchange-{os.geteuid()}")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    status = folder.lstat()
+    if (
+        not stat.S_ISDIR(status.st_mode)
+        or status.st_uid != os.geteuid()
+        or stat.S_IMODE(status.st_mode) & 0o077
+    ):
         raise PermissionError(f"{folder} is not a folder that only this user can use: remove it")
     return folder

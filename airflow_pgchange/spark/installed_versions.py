@@ -87,10 +87,10 @@ def sends_rows(client: str, server: str) -> bool:
 @cache
 def check_arrow_driver() -> None:
     """Raise VersionsDiffer if the ADBC driver has a version that writes wrong values."""
-    found = _version(ARROW_DRIVER)
-    if found is not None and _order(found) < _order(OLDEST_ARROW_DRIVER):
+    version = _version(ARROW_DRIVER)
+    if version is not None and _order(version) < _order(OLDEST_ARROW_DRIVER):
         raise VersionsDiffer(
-            f"{ARROW_DRIVER} {found} is installed for {sys.executable}, which writes decimals below 1 and nulls in "
+            f"{ARROW_DRIVER} {version} is installed for {sys.executable}, which writes decimals below 1 and nulls in "
             f"arrays wrong: `pip install '{ARROW_DRIVER}>={OLDEST_ARROW_DRIVER}'` there, and on each executor"
         )
 

@@ -45,13 +45,13 @@ def cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     path = Path(base) / "airflow_pgchange"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise PermissionError(
             f"{path} cannot be used as a cache, because it is not a directory of this user: set XDG_CACHE_HOME to "
             f"another directory"
         )
-    if stat.S_IMODE(found.st_mode) & OTHERS_WRITE:
+    if stat.S_IMODE(status.st_mode) & OTHERS_WRITE:
         path.chmod(0o700)
     return path
 
@@ -59,11 +59,11 @@ def cache() -> Path:
 def is_trusted(path: Path) -> bool:
     """Whether the path is a file that this user made and that nobody else may change."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return False
-    ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-    return ours and not stat.S_IMODE(found.st_mode) & OTHERS_WRITE
+    ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    return ours and not stat.S_IMODE(status.st_mode) & OTHERS_WRITE
 
 
 def archive(directory: Path | None = None) -> Path:

@@ -45,8 +45,8 @@ def _too_large(parsed: Column, fields: StructType) -> Column:
     allowed."""
     names = [field.name for field in fields if isinstance(field.dataType, FloatType | DoubleType)]
     written = f.from_json("payload", StructType([StructField(name, StringType()) for name in names]))
-    found = f.lit(False)
+    is_too_large = f.lit(False)
     for name in names:
         number = (f.abs(parsed[name]) == float("inf")) & written[name].rlike("[0-9]")
-        found = found | f.coalesce(number, f.lit(False))
-    return found
+        is_too_large = is_too_large | f.coalesce(number, f.lit(False))
+    return is_too_large

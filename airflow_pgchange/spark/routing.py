@@ -121,7 +121,7 @@ class RoutedReading:
         The rows of a bucket count only if it had the same owner during the whole read. An instance that has lost a
         bucket may already have deleted rows. Such buckets are read again.
         """
-        found, left = list[pa.RecordBatch](), buckets
+        batches, left = list[pa.RecordBatch](), buckets
 
         def attempt() -> None:
             nonlocal left
@@ -131,13 +131,13 @@ class RoutedReading:
             rows = pa.concat_tables(self._share(share, ids) for share in shares)
             with self._catalogue() as connection:
                 lost = bucket_owners.lost(connection, self.rule.tier, left, shares, began)
-            found.extend(_outside(rows, lost).drop_columns(list(OURS)).to_batches())
+            batches.extend(_outside(rows, lost).drop_columns(list(OURS)).to_batches())
             if lost is not None:
                 left = lost
                 raise ServerUnavailable("buckets moved, or a master changed, while they were read")
 
         self._patiently(attempt, buckets)
-        return found
+        return batches
 
     def _share(self, share: Share, ids: Sequence[object]) -> pa.Table:
         server = self._server(share)

@@ -73,10 +73,10 @@ class Reading:
         """Yield the rows of one partition, in the Arrow form of ``schema``."""
         read_schema = arrow_schema(spark_schema(self.columns))
         rows = Rows(self.wanted.table or f"the changes of {self.feed.name}", self.wanted.key or ("id",))
-        found = 0
+        count = 0
         for batch in adbc.read(self.source, self.batch.lsn, partition, self.columns, read_schema, rows=rows):
-            found += batch.num_rows
-            if self.wanted.table is not None and self.wanted.key is not None and found > partition.count:
+            count += batch.num_rows
+            if self.wanted.table is not None and self.wanted.key is not None and count > partition.count:
                 raise InvalidArgument(not_unique(self.wanted.table, self.wanted.key))
             yield self._chosen(batch)
 

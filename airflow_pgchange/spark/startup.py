@@ -76,8 +76,8 @@ def _make(spark: str, target: Path) -> bool:
             part.chmod(0o600)
             part.replace(target)
         except (OSError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", None) or ""
-            log.warning("no class-data archive, so Spark starts slower: %s\n%s", error, said[-2000:])
+            output = getattr(error, "stderr", None) or ""
+            log.warning("no class-data archive, so Spark starts slower: %s\n%s", error, output[-2000:])
             part.unlink(missing_ok=True)
             return False
     return True

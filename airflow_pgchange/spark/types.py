@@ -159,13 +159,13 @@ def reading_query(query: str, columns: Sequence[Column]) -> str:
         sql.SQL("{} as {}").format(_over(column.cast, column), sql.Identifier(column.name))
         for column in columns
     ]
-    misfits = [
+    cases = [
         sql.SQL("when {} then {}").format(_over(column.misfit, column), place)
         for place, column in enumerate(columns)
         if column.misfit is not None
     ]
-    if misfits:
-        either = sql.SQL("case {} end as {}").format(sql.SQL(" ").join(misfits), sql.Identifier(MISFIT))
+    if cases:
+        either = sql.SQL("case {} end as {}").format(sql.SQL(" ").join(cases), sql.Identifier(MISFIT))
         selected.append(either)
     return (
         sql.SQL("select {} from ({}) q").format(sql.SQL(", ").join(selected), sql.SQL(query)).as_string(None)
@@ -235,13 +235,13 @@ def _column(name: str, kind: str, element: str | None, modifier: int) -> Column:
         read = _read(name, kind, modifier)
         return Column(name, read.spark, read.cast(), read.misfit, read.problem)
     read = _read(name, element, modifier)
-    misfit = "pg_catalog.array_ndims({}) > 1 or pg_catalog.array_lower({}, 1) <> 1"
+    unsupported_if = "pg_catalog.array_ndims({}) > 1 or pg_catalog.array_lower({}, 1) <> 1"
     problem = "an array with several dimensions, or whose first index is not 1"
     if read.misfit is not None:
         inside = read.misfit.replace("{}", "e.value")
-        misfit += f" or exists (select from pg_catalog.unnest({{}}) e (value) where {inside})"
+        unsupported_if += f" or exists (select from pg_catalog.unnest({{}}) e (value) where {inside})"
         problem += f", or in it {read.problem}"
-    return Column(name, t.ArrayType(read.spark), read.cast("[]"), misfit, problem)
+    return Column(name, t.ArrayType(read.spark), read.cast("[]"), unsupported_if, problem)
 
 
 @dataclass(frozen=True)

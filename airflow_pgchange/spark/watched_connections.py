@@ -136,23 +136,24 @@ def _opened(conninfo: str) -> Iterator[Watched]:
 
 def _line(conninfo: str, deadlines: Deadlines, before: dict[int, int]) -> Line | None:
     """Watch the connection that was opened since ``before``, and return its line; None if its socket is not known."""
-    given = conninfo_to_dict(conninfo)
-    if str(given.get("host") or "").startswith(("/", "@")):
+    parameters = conninfo_to_dict(conninfo)
+    if str(parameters.get("host") or "").startswith(("/", "@")):
         # The system closes a Unix socket with its server. A TCP socket of this port belongs to another connection.
         return None
-    ports = str(given.get("port") or "5432").split(",")
-    found = {fd: peer for fd, peer in _peers(before).items() if str(peer[1]) in ports}
-    if len(found) != 1:
+    ports = str(parameters.get("port") or "5432").split(",")
+    sockets = {fd: peer for fd, peer in _peers(before).items() if str(peer[1]) in ports}
+    if len(sockets) != 1:
         log.warning(
             "a connection of ADBC to port %s is not watched, because %d connections were opened at the same time. If "
             "the server falls silent, only TCP's own timeouts end the wait",
             " or ".join(ports),
-            len(found),
+            len(sockets),
         )
         return None
-    [(fd, (address, port))] = found.items()
+    [(fd, (address, port))] = sockets.items()
     host = next(
-        (host for host in str(given.get("host") or "").split(",") if _is_of(host, address, port)), address
+        (host for host in str(parameters.get("host") or "").split(",") if _is_of(host, address, port)),
+        address,
     )
     there = make_conninfo(conninfo, host=host, hostaddr=address, port=port)
     line = Line(fd, deadlines, watched_connection.address_of(there, deadlines), name=f"{host} port {port}")
@@ -176,14 +177,14 @@ def _guard(watched: Watched, line: Line) -> None:
 
 def _sockets() -> dict[int, int]:
     """Return the open sockets of this process: their file descriptors by their inodes."""
-    found: dict[int, int] = {}
+    inodes: dict[int, int] = {}
     with suppress(OSError):
         for entry in OPEN_FILES.iterdir():
             with suppress(OSError, ValueError):
                 status = os.fstat(int(entry.name))
                 if stat.S_ISSOCK(status.st_mode):
-                    found[status.st_ino] = int(entry.name)
-    return found
+                    inodes[status.st_ino] = int(entry.name)
+    return inodes
 
 
 def _peers(before: dict[int, int]) -> dict[int, Any]:
@@ -199,7 +200,5 @@ def _peers(before: dict[int, int]) -> dict[int, Any]:
 
 def _is_of(host: str, address: str, port: int) -> bool:
     with suppress(OSError):
-        return any(
-            found[4][0] == address for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        )
+        return any(info[4][0] == address for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     return False

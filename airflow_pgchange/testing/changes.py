@@ -150,11 +150,11 @@ def _slices(feed: Feed, rows: Sequence[Row]) -> Iterator[Slice]:
 def _columns(change: Any) -> Row:
     if isinstance(change, Event):
         row = {"topic": change.topic, "payload": change.payload, "metadata": dict(change.metadata)}
-        given = {
+        columns = {
             "id": change.id or (change.at and event_id(change.at, 0)),
             "subscription_ids": change.subscriptions,
         }
-        return row | {name: value for name, value in given.items() if value}
+        return row | {name: value for name, value in columns.items() if value}
     if isinstance(change, Mapping):
         return dict(change)
     if isinstance(change, int | str | tuple) and not isinstance(change, bool):

@@ -53,20 +53,20 @@ class RecordedConnection:
 
     @contextmanager
     def transaction(self, savepoint_name: str | None = None, force_rollback: bool = False) -> Iterator[Any]:
-        kept = len(self.statements)
+        before = len(self.statements)
         block: Any = _Block()
         try:
             yield block
         except psycopg.Rollback as rollback:
-            del self.statements[kept:]
+            del self.statements[before:]
             if rollback.transaction not in (None, block):
                 raise
         except BaseException:
-            del self.statements[kept:]
+            del self.statements[before:]
             raise
         else:
             if force_rollback:
-                del self.statements[kept:]
+                del self.statements[before:]
 
     def commit(self) -> NoReturn:
         raise psycopg.ProgrammingError(

@@ -35,12 +35,12 @@ def prepared(
     or a mapping, would give to the task. Raises InvalidArgument if there is no such task, or several, or if an argument
     is missing. Raises the operator's error for an invalid argument.
     """
-    given = dict(arguments or {})
-    operator = _single(_found(task, kinds, task_id), given)
+    values = dict(arguments or {})
+    operator = _single(_found(task, kinds, task_id), values)
     task_context = {"task": operator, "dag": operator.get_dag(), "params": operator.params.dump()}
     task_context |= context or {}
     own = dict(getattr(operator, "op_kwargs", None) or {})
-    for name, value in given.items():
+    for name, value in values.items():
         if name in operator.template_fields and name not in FUNCTIONS_OWN:
             setattr(operator, name, value)
         elif hasattr(operator, "op_kwargs"):

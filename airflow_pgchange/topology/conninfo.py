@@ -19,15 +19,15 @@ from airflow_pgchange.errors import InvalidArgument
 PLACE = ("host", "hostaddr", "port")
 
 
-def servers(given: Mapping[str, Any]) -> list[str]:
-    """Return a connection string for each address of each host in ``given`` or in the environment.
+def servers(parameters: Mapping[str, Any]) -> list[str]:
+    """Return a connection string for each address of each host in ``parameters`` or in the environment.
 
     The order is that in which to try them. Raises InvalidArgument if the numbers of hosts and ports do not match.
     """
     defaults = {each.keyword.decode(): each.val.decode() for each in pq.Conninfo.get_defaults() if each.val}
-    lists = {name: str(given.get(name) or defaults.get(name, "")).split(",") for name in PLACE}
-    if given.get("service") or lists["host"] == lists["hostaddr"] == [""]:
-        return [make_conninfo("", **given)]  # libpq resolves a service, and the default local server.
+    lists = {name: str(parameters.get(name) or defaults.get(name, "")).split(",") for name in PLACE}
+    if parameters.get("service") or lists["host"] == lists["hostaddr"] == [""]:
+        return [make_conninfo("", **parameters)]  # libpq resolves a service, and the default local server.
     count = max(len(lists["host"]), len(lists["hostaddr"]))
     if len(lists["port"]) == 1:
         lists["port"] *= count
@@ -38,9 +38,9 @@ def servers(given: Mapping[str, Any]) -> list[str]:
     places = []
     for number in range(count):
         places += _addresses({name: values[number] for name, values in lists.items() if any(values)})
-    if (given.get("load_balance_hosts") or defaults.get("load_balance_hosts")) == "random":
+    if (parameters.get("load_balance_hosts") or defaults.get("load_balance_hosts")) == "random":
         random.shuffle(places)
-    others = {name: value for name, value in given.items() if name not in PLACE}
+    others = {name: value for name, value in parameters.items() if name not in PLACE}
     return [make_conninfo("", **{**others, **place}) for place in places]
 
 

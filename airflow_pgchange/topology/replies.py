@@ -47,12 +47,12 @@ def _fields(severity: str, sqlstate: str, message: str, hint: str | None = None)
     return b"".join(name.encode() + text(value) for name, value in fields.items() if value) + b"\0"
 
 
-def notice(said: str) -> bytes:
-    return message(b"N", _fields("NOTICE", "00000", said))
+def notice(text: str) -> bytes:
+    return message(b"N", _fields("NOTICE", "00000", text))
 
 
-def error(sqlstate: str, said: str, hint: str | None = None, *, fatal: bool = False) -> bytes:
-    return message(b"E", _fields("FATAL" if fatal else "ERROR", sqlstate, said, hint))
+def error(sqlstate: str, text: str, hint: str | None = None, *, fatal: bool = False) -> bytes:
+    return message(b"E", _fields("FATAL" if fatal else "ERROR", sqlstate, text, hint))
 
 
 def negotiate(unknown: Sequence[str]) -> bytes:

@@ -247,10 +247,10 @@ class _Turn:
         collect = "tube.collect" if types == BIGINT else "tube.collect_keys"
         for question in questions:
             try:
-                given: Any = self.downstream(question) or ()
+                answer: Any = self.downstream(question) or ()
                 # Close a generator at once: if we keep its error, the traceback would keep its connections open.
-                with closing(given) if hasattr(given, "close") else nullcontext():
-                    held = each_id(given, types)
+                with closing(answer) if hasattr(answer, "close") else nullcontext():
+                    held = each_id(answer, types)
                     while ids := list(islice(held, CHUNK)):
                         if self.stopped():
                             raise Stopped(f"{self.feed.name}: stopped before the control pods were processed")

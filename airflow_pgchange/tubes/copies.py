@@ -81,13 +81,13 @@ class TableDownstream:
             parts = table_parts(control.table)
         except InvalidArgument as error:
             raise Refused(str(error)) from error
-        found = next((each for each in every if each.parts == parts), None)
-        if found is None:
+        attached = next((each for each in every if each.parts == parts), None)
+        if attached is None:
             raise Refused(
                 f"no table {control.table} is attached to tube {self.feed.tube}, so the rows of its copy stay. Attach "
                 f"the table again, or under its current name, and backfill it"
             )
-        return found, [] if "{table}" in self.table else [each for each in every if each is not found]
+        return attached, [] if "{table}" in self.table else [each for each in every if each is not attached]
 
     def _check(self, copy: Target, key: Sequence[str], is_shared: bool) -> None:
         for name in key:

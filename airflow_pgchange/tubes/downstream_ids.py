@@ -25,19 +25,19 @@ def each_id(held: object, types: Sequence[str]) -> Iterator[int | str]:
     return (_text(each, types) for each in held if each is not None)
 
 
-def _id(given: Any) -> int:
+def _id(id_: Any) -> int:
     try:
-        number = int(given) if isinstance(given, str) else operator.index(given)
+        number = int(id_) if isinstance(id_, str) else operator.index(id_)
     except (TypeError, ValueError):
         number = None
-    if number is None or isinstance(given, bool) or not -(2**63) <= number < 2**63:
-        raise InvalidArgument(f"{given!r:.100} is not an id: ids are whole numbers of 64 bits, like bigint")
+    if number is None or isinstance(id_, bool) or not -(2**63) <= number < 2**63:
+        raise InvalidArgument(f"{id_!r:.100} is not an id: ids are whole numbers of 64 bits, like bigint")
     return number
 
 
-def _text(given: Any, types: Sequence[str]) -> str:
+def _text(id_: Any, types: Sequence[str]) -> str:
     if len(types) == 1:
-        return str(given)
-    if not isinstance(given, (str, tuple, list)) or None in given:
-        raise InvalidArgument(f"{given!r:.100} is not an id: ids are tuples of {', '.join(types)}")
-    return text(value(given if isinstance(given, str) else [str(part) for part in given], types))
+        return str(id_)
+    if not isinstance(id_, (str, tuple, list)) or None in id_:
+        raise InvalidArgument(f"{id_!r:.100} is not an id: ids are tuples of {', '.join(types)}")
+    return text(value(id_ if isinstance(id_, str) else [str(part) for part in id_], types))

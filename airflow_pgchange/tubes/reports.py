@@ -186,10 +186,10 @@ class Report:
         }
         for name, type_ in zip(self.key, self.types, strict=True):
             if name not in columns or (columns[name] in INTEGERS) != (type_ == "bigint"):
-                found = dict(zip(names, kinds, strict=True)).get(name, "not among its columns")
-                wanted = "integers" if type_ == "bigint" else type_
+                actual = dict(zip(names, kinds, strict=True)).get(name, "not among its columns")
+                expected = "integers" if type_ == "bigint" else type_
                 raise MergeRefused(
-                    f'{self.into}: the query must return the ids as {wanted} in the column "{name}", which is {found}'
+                    f'{self.into}: the query must return the ids as {expected} in the column "{name}", which is {actual}'
                 )
             if type_ == "bigint":
                 columns[name] = type_

@@ -139,7 +139,7 @@ def test_an_asset_that_two_dags_give_different_watchers_is_told_with_both(
     plain = {"feed": FEED, "postgres_conn_id": "airline", "name": "mine"}
     found = clash(feed_asset(**plain), feed_asset(**(plain | given)))
     assert found is not None
-    assert told in found.told()
+    assert told in found.description()
 
 
 def test_dags_that_a_person_may_not_read_are_not_named() -> None:
@@ -147,7 +147,7 @@ def test_dags_that_a_person_may_not_read_are_not_named() -> None:
         feed_asset(FEED, "airline", name="mine"), feed_asset(FEED, "airline", name="mine", max_age=1)
     )
     assert found is not None
-    told = found.told(["dag_1"])
+    told = found.description(["dag_1"])
     assert "max_age=1.0 by dag_1; max_age=None by another DAG" in told
 
 

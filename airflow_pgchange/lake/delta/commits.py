@@ -42,9 +42,9 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
 def _committed(table: DeltaTable, staged: StagedFiles, write: Write) -> int:
     """Commit the files, or find the commit of an earlier attempt. Return the version of the table."""
     for _ in range(CONFLICTS):
-        found = write.version_in(table)
-        if found is not None:
-            return found
+        version = write.version_in(table)
+        if version is not None:
+            return version
         if _is_committed(table, staged, write):
             return table.version() + 1
         table = object_store.opened(write.lake)

@@ -56,13 +56,13 @@ class DataFiles:
     table: DeltaTable
     layout: Layout
 
-    def that_may_have(self, wanted: pa.Table) -> Iterator[Old]:
+    def that_may_have(self, keys: pa.Table) -> Iterator[Old]:
         """Return the files of the table that may have one of the keys, by their bounds.
 
         Raises MergeRefused if such a file is not in the location of the table.
         """
-        values = sorted(wanted.column(0).unique().to_pylist())
-        for old, lower, upper in self._bounded(wanted.column_names[0]):
+        values = sorted(keys.column(0).unique().to_pylist())
+        for old, lower, upper in self._bounded(keys.column_names[0]):
             if not may_have(values, lower, upper):
                 continue
             if urlsplit(old.path).scheme or old.path.startswith("/"):
@@ -100,20 +100,20 @@ class DataFiles:
 
     def _bounded(self, name: str) -> Iterator[tuple[Old, Any, Any]]:
         """Yield the files of the table, each with the bounds of a column. An unknown or inexact bound is None."""
-        found = pa.table(self.table.get_add_actions(flatten=True))
+        files = pa.table(self.table.get_add_actions(flatten=True))
         # A column named "a.b" has no bounds here, because a field b of a column a may have the same name.
         bounds = [
-            found.column(bound).to_pylist() if bound in found.column_names and "." not in name else None
+            files.column(bound).to_pylist() if bound in files.column_names and "." not in name else None
             for bound in (f"min.{name}", f"max.{name}")
         ]
-        for number in range(found.num_rows):
+        for number in range(files.num_rows):
             partition = {
-                column: found.column(f"partition.{column}")[number].cast(
+                column: files.column(f"partition.{column}")[number].cast(
                     self.layout.schema.field(column).type
                 )
                 for column in self.layout.partitioning
             }
-            old = Old(found.column("path")[number].as_py(), partition)
+            old = Old(files.column("path")[number].as_py(), partition)
             if name in partition:
                 lower = upper = partition[name].as_py()
             else:

@@ -54,15 +54,15 @@ def written(layout: Layout, batches: Iterable[pa.RecordBatch]) -> Iterator[dict[
     for together in gathered(batches):
         for values, rows in _divided(pa.Table.from_batches(together), layout.partitioning):
             path = new_path(layout)
-            kept = rows.drop_columns(list(layout.partitioning))
+            stored = rows.drop_columns(list(layout.partitioning))
             with files.open_output_stream(path) as file:
-                pq.write_table(kept, file)
+                pq.write_table(stored, file)
             yield {
                 "path": path,
                 "rows": rows.num_rows,
                 "bytes": files.get_file_info(path).size,
                 "partition": {name: as_text(layout, name, value) for name, value in values.items()},
-                "statistics": statistics.of(kept),
+                "statistics": statistics.of(stored),
                 "definition": layout.definition,
             }
 

@@ -37,13 +37,13 @@ def options(lake: Delta) -> dict[str, str]:
     beginning = VARIABLES.get(urlsplit(lake.location).scheme)
     if beginning is None:
         return {}
-    given = {name: value for name, value in os.environ.items() if name.startswith(beginning)}
-    if given.get(CONDITIONAL_PUT, "").lower() == "disabled":
+    variables = {name: value for name, value in os.environ.items() if name.startswith(beginning)}
+    if variables.get(CONDITIONAL_PUT, "").lower() == "disabled":
         raise InvalidArgument(
             f"{lake}: {CONDITIONAL_PUT} turns off conditional writes, so two writers could commit the same version. "
             f"Remove the variable, and use a store that has conditional writes"
         )
-    return {**PATIENCE, **given}
+    return {**PATIENCE, **variables}
 
 
 def opened(lake: Delta) -> DeltaTable:

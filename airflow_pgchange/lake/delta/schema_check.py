@@ -118,8 +118,8 @@ def _in_use(table: DeltaTable, mode: Mode) -> Iterator[str]:
 
 
 def _check_columns(lake: Delta, columns: pa.Schema, partitioning: list[str], rows: pa.Schema) -> None:
-    if misfits := list(_misfits(columns, rows)):
-        raise refusal(lake, misfits)
+    if mismatches := list(_misfits(columns, rows)):
+        raise refusal(lake, mismatches)
     for name in partitioning:
         kind = columns.field(name).type
         if pa.types.is_floating(kind) or pa.types.is_binary(kind):
@@ -151,13 +151,13 @@ def _check_key(lake: Delta, rows: pa.Schema, key: tuple[str, ...]) -> None:
 
 def columns_for(lake: Delta, fields: Sequence[pa.Field]) -> Schema:
     """Return the columns of a table for columns of rows. Each may be null. Raises MergeRefused for another type."""
-    wanted = pa.schema([pa.field(field.name, plain(field.type)) for field in fields])
+    schema = pa.schema([pa.field(field.name, plain(field.type)) for field in fields])
     try:
-        columns = Schema.from_arrow(wanted)
+        columns = Schema.from_arrow(schema)
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise MergeRefused(f"{lake}: the table can get no such columns: {reason}: cast them") from error
-    for field, exact in zip(pa.schema(columns.to_arrow()), wanted, strict=True):
+    for field, exact in zip(pa.schema(columns.to_arrow()), schema, strict=True):
         if field.type != exact.type:
             raise MergeRefused(
                 f"{lake}: the table can get no column {field.name!r} of type {exact.type}: cast it to {field.type}, or "

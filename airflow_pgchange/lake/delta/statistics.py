@@ -43,9 +43,9 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
         or pa.types.is_timestamp(kind)
     ):
         return None, None
-    found = pc.min_max(column)
+    bounds = pc.min_max(column)
     try:
-        low, high = found["min"].as_py(), found["max"].as_py()
+        low, high = bounds["min"].as_py(), bounds["max"].as_py()
         return (None, None) if low is None else (_lower(low), _upper(high))
     except (OverflowError, ValueError):  # Dates and times outside of the years from 1 to 9999.
         return None, None

@@ -28,10 +28,10 @@ class DataFiles:
     table: Table
     attempt: Attempt
 
-    def that_may_have(self, wanted: pa.Table) -> Iterator[FileScanTask]:
+    def that_may_have(self, keys: pa.Table) -> Iterator[FileScanTask]:
         """Return the files of the table that may have one of the keys, by their bounds."""
-        schema, name = self.table.schema(), wanted.column_names[0]
-        values = sorted(wanted.column(0).unique().to_pylist())
+        schema, name = self.table.schema(), keys.column_names[0]
+        values = sorted(keys.column(0).unique().to_pylist())
         return (task for task in self.table.scan().plan_files() if _may_have(task.file, schema, name, values))
 
     def rows(self, file: FileScanTask, columns: Sequence[str] | None = None) -> pa.Table:

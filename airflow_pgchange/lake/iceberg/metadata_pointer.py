@@ -45,7 +45,7 @@ def opened(connection: psycopg.Connection[Any], lake: Iceberg, *, locked: bool =
         "where {} and coalesce(to_jsonb(t) ->> 'iceberg_type', 'TABLE') = 'TABLE' {}"
     ).format(lake.pointers, _is_it(lake), sql.SQL("for update" if locked else ""))
     try:
-        found = connection.execute(query).fetchone()
+        row = connection.execute(query).fetchone()
     except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
         raise InvalidArgument(
             f"{lake}: the database of the results has no catalog (a table iceberg_tables) in schema {lake.schema}. "
@@ -57,12 +57,12 @@ def opened(connection: psycopg.Connection[Any], lake: Iceberg, *, locked: bool =
             f"{lake}: {error.diag.message_primary}:\nlet the owner of the catalog run: grant usage on schema "
             f"{lake.schema} to {role}; grant select, update on {lake.schema}.iceberg_tables to {role}"
         ) from error
-    if found is None or found[0] is None:
+    if row is None or row[0] is None:
         raise InvalidArgument(
             f"{lake}: the catalog {lake.catalog} in schema {lake.schema} has no table {lake.table}: make it first, or "
             f"correct the name; {lake.schema}.iceberg_tables has {_named_tables(connection, lake)}"
         )
-    return _table(connection, lake, found[0])
+    return _table(connection, lake, row[0])
 
 
 def files_of(settings: Mapping[str, Any], location: str) -> FileIO:
@@ -145,8 +145,8 @@ class Pointer(NoopCatalog):
 
 def version_of(metadata_location: str) -> int:
     """Return the number with which the name of a metadata file begins, or -1."""
-    found = re.match(r"(\d+)-", metadata_location.rpartition("/")[2])
-    return int(found[1]) if found else -1
+    match = re.match(r"(\d+)-", metadata_location.rpartition("/")[2])
+    return int(match[1]) if match else -1
 
 
 def _table(connection: psycopg.Connection[Any], lake: Iceberg, location: str) -> Table:
@@ -172,8 +172,8 @@ def _table(connection: psycopg.Connection[Any], lake: Iceberg, location: str) ->
 def _named_tables(connection: psycopg.Connection[Any], lake: Iceberg) -> str:
     """Name some tables that ``iceberg_tables`` has, each with its catalog."""
     query = "select concat_ws('.', catalog_name, table_namespace, table_name) from {} order by 1 limit 5"
-    found = connection.execute(sql.SQL(query).format(lake.pointers)).fetchall()
-    return ", ".join(name for (name,) in found) or "no table"
+    rows = connection.execute(sql.SQL(query).format(lake.pointers)).fetchall()
+    return ", ".join(name for (name,) in rows) or "no table"
 
 
 def _is_it(lake: Iceberg) -> sql.Composed:

@@ -31,11 +31,11 @@ def check(
             f"{TableProperties.WRITE_FILE_FORMAT} to parquet"
         )
     try:
-        misfits = list(_misfits(metadata.schema(), rows, metadata.format_version))
+        mismatches = list(_misfits(metadata.schema(), rows, metadata.format_version))
     except (ValueError, TypeError, NotImplementedError, UnsupportedPyArrowTypeException) as error:
         raise refusal(lake, [str(error).rstrip(".")]) from error
-    if misfits:
-        raise refusal(lake, misfits)
+    if mismatches:
+        raise refusal(lake, mismatches)
     if inexact := next((field for field in _nested(rows) if _is_inexact(field)), None):
         raise MergeRefused(
             f"{lake}: PyIceberg cannot write each value of {inexact.name!r} of type {inexact.type} as it is: cast it, or "

@@ -29,13 +29,13 @@ def add_columns(
 
     Raises MergeRefused, and the table stays as it is, if the rows would still not fit it.
     """
-    names, given = lacking(table, rows), normalised_schema(rows)
+    names, schema = lacking(table, rows), normalised_schema(rows)
     transaction = table.transaction()
     with refusals(lake), transaction.update_schema() as update:
-        added = pa.schema([given.field(name) for name in names])
+        added = pa.schema([schema.field(name) for name in names])
         for field in _pyarrow_to_schema_without_ids(added, format_version=table.format_version).fields:
             update.add_column((field.name,), field.field_type)
-    schema_check.check(lake, transaction.table_metadata, given, key, mode)
+    schema_check.check(lake, transaction.table_metadata, schema, key, mode)
     try:
         transaction.commit_transaction()
     except CommitFailedException as error:

@@ -28,32 +28,32 @@ SAY_EVERY = 10.0
 """Seconds between two log lines about a backfill."""
 
 
-def telling(say: Callable[..., None], what: str) -> Callable[[BackfillProgress], None]:
-    """Return a function that logs the progress of backfills of ``what``: the first chunk, the end, and at intervals in
+def telling(say: Callable[..., None], subject: str) -> Callable[[BackfillProgress], None]:
+    """Return a function that logs the progress of backfills of ``subject``: the first chunk, the end, and at intervals in
     between."""
-    said: dict[int, float] = {}
+    logged_at: dict[int, float] = {}
 
-    def told(progress: BackfillProgress) -> None:
+    def log_progress(progress: BackfillProgress) -> None:
         if progress.finished:
             say(
                 "backfill %d of %s is done: %s rows; the workers of the tube replay them now",
                 progress.id,
-                what,
+                subject,
                 f"{progress.looked_at:,}",
             )
-        elif time.monotonic() - said.get(progress.id, -math.inf) >= SAY_EVERY:
-            said[progress.id] = time.monotonic()
+        elif time.monotonic() - logged_at.get(progress.id, -math.inf) >= SAY_EVERY:
+            logged_at[progress.id] = time.monotonic()
             say(
                 "backfill %d of %s is %s: %s of about %s rows (%d %%)",
                 progress.id,
-                what,
+                subject,
                 progress.state,
                 f"{progress.looked_at:,}",
                 f"{progress.total:,}",
                 min(99, 100 * progress.looked_at // max(progress.total, 1)),
             )
 
-    return told
+    return log_progress
 
 
 class TubeBackfillOperator(CheckedArguments, BaseOperator):
