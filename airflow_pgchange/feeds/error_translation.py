@@ -150,8 +150,10 @@ def _advice(kind: type[PgChangeError], message: str) -> str | None:
 
 def shorten(error: BaseException) -> None:
     """Cut from an error of PostgreSQL the lines of functions that it came through. They are logged at level debug."""
+    if not isinstance(error, psycopg.Error):
+        return
     text, context, _ = str(error).partition("\nCONTEXT:")
-    if isinstance(error, psycopg.Error) and context:
+    if context:
         log.debug("%s: %s", text, error.diag.context)
         error.args = (text, *error.args[1:])
 
