@@ -113,13 +113,20 @@ begin
     alone := true;
     upto := after;
     runs := '[]';
-    select pgmb.over_gap(gid, next_events.after) as after,
-           -- So that partitions of the future are not read.
-           (select left(l.last_id, 15) || 'g' from pgmb.dispatcher as l order by l.version desc limit 1) as before,
-           exists (select from pg_inherits as i where i.inhparent = 'pgmb.dispatched'::regclass offset 50) as has_many
-    into span;
-    if span.has_many then
-        -- A kept plan locks all partitions. With many of them, that takes longer than planning the query for those of the span.
+    select s.after, s.before,
+           case when exists (select from pg_inherits as i where i.inhparent = 'pgmb.dispatched'::regclass offset 50)
+           then pgmb.micros(s.before) - pgmb.micros(s.after)
+                < 50 * 1000000 * extract(epoch from pgmb.setting_as_interval('partition_interval'))
+           end as is_narrow
+    into span
+    from (
+        select pgmb.over_gap(gid, next_events.after) as after,
+               -- So that partitions of the future are not read.
+               (select left(l.last_id, 15) || 'g' from pgmb.dispatcher as l order by l.version desc limit 1) as before
+        offset 0
+    ) as s;
+    if span.is_narrow then
+        -- A kept plan locks all partitions. With many of them, that takes longer than planning the query for the few of the span.
         perform set_config('plan_cache_mode', 'force_custom_plan', true);
     end if;
     for slice in
@@ -128,7 +135,7 @@ begin
         where d.group_id = gid and d.id > span.after and d.id < span.before
         order by d.group_id, d.id
     loop
-        if span.has_many and seen is null then
+        if span.is_narrow and seen is null then
             -- The expressions below keep their plans.
             perform set_config('plan_cache_mode', 'force_generic_plan', true);
         end if;
