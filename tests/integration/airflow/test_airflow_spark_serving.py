@@ -103,8 +103,8 @@ def test_a_job_that_fails_in_a_batch_that_is_given_up_is_submitted_anew_for_the_
 
 BLAME = """
     from airflow_pgchange.feeds import reading
-    from airflow_pgchange.spark import blame
-    blame.note_errors(taken.manifest)
+    from airflow_pgchange.spark import poison_batch
+    poison_batch.note_errors(taken.manifest)
     with reading.connected(taken.source, taken.batch.lsn) as connection:
         ids = [change.id for change in reading.changes(connection, taken.feed, taken.batch)]
     if 2 in ids: {fail}

@@ -291,13 +291,16 @@ MIDDLE = """
 import subprocess, sys, time
 from airflow_pgchange.spark import submit
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, **eval(sys.argv[2]))
-child.stdout.readline()
+assert child.stdout.readline() == b'up\\n'
 print(child.pid, flush=True)
 time.sleep(600)
 """
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 FOLLOWER = "from airflow_pgchange.spark.parent_process import follow_parent; follow_parent(); " + SLEEPER
-WATCHER = "from airflow_pgchange.spark import parent; parent._LIBC = None; parent.follow_parent(); " + SLEEPER
+WATCHER = (
+    "from airflow_pgchange.spark import parent_process; parent_process._LIBC = None; parent_process.follow_parent(); "
+    + SLEEPER
+)
 
 
 def test_a_process_that_follows_its_parent_ends_once_its_work_is_done():
