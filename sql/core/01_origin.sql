@@ -50,7 +50,8 @@ create table pgchange.origin (
     written_as oid,
     noted_at timestamptz not null default clock_timestamp()
 );
--- Under a publication for all tables, PostgreSQL refuses updates of a table that has neither a key nor a replica identity.
+-- The table has no key, so give it a replica identity. Without either, PostgreSQL would refuse updates under a publication for all
+-- tables.
 alter table pgchange.origin replica identity full;
 comment on table pgchange.origin is
     'Shows whether the transaction ids in a schema were assigned by this cluster. Each schema that keeps transaction ids has such '
@@ -118,7 +119,8 @@ begin
     execute format($origin$
         create table %1$I.origin (like pgchange.origin including all);
         comment on table %1$I.origin is 'Where the transaction ids in this schema come from.';
-        -- Under a publication for all tables, PostgreSQL refuses updates of a table that has neither a key nor a replica identity.
+        -- The table has no key, so give it a replica identity. Without either, PostgreSQL would refuse updates under a publication
+        -- for all tables.
         alter table %1$I.origin replica identity full;
 
         create function %1$I.here() returns text

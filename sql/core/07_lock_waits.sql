@@ -12,7 +12,8 @@ language sql stable as $$
     select current_setting('deadlock_timeout')::interval / 2
 $$;
 
--- Whether maintenance may wait for a duration: no session waits for this session, and none will look for a deadlock meanwhile.
+-- Whether maintenance may wait for a lock for this long. It may if no session waits for this one, and if no session's
+-- deadlock_timeout ends in that time.
 create function pgchange.may_wait(most interval) returns boolean
 language sql volatile as $$
     select not exists (

@@ -96,9 +96,9 @@ create table mbus.position (
 create index on mbus.position (consumer, version);
 comment on table mbus.position is
     'The position of a consumer in a part, or with part -1 in all parts that have no younger version. The consumer has passed the '
-    'messages up to id done, except those of transactions late_xids above late_ids. began: the position when transaction txid '
-    'found it. Each claim replaces the row by a new row, so that the newest is found at once, however many dead rows an old '
-    'snapshot keeps.';
+    'messages up to id done, except those of transactions late_xids above late_ids. txid: the last transaction that moved it; '
+    'began, began_xids, began_ids: done, late_xids and late_ids before that transaction. Each claim replaces the row by a new row, '
+    'so that the newest is found at once, however many dead rows an old snapshot keeps.';
 
 -- The position of a consumer in a part.
 create function mbus.stands_at(consumer integer, part integer) returns setof mbus.position
@@ -156,11 +156,10 @@ create index apart_behind on mbus.apart (wait_consumer, wait_id) where wait_cons
 create index apart_of_key on mbus.apart (consumer, key, id) where key is not null and not failed;
 create index apart_in_work on mbus.apart (consumer, key, id) where key is not null and batch is not null;
 comment on table mbus.apart is
-    'Messages that a consumer''s position passed without handing them out. They can be received from due on, or wait until '
-    'wait_consumer has message wait_id. If wait_part is a part, they wait until its position there passes that message. If '
-    'wait_part is -1, they wait until that message is no longer apart for that consumer, or no longer in the dmq (consumer 0). '
-    'They do not wait beyond due, when that message expires. batch: the batch of a feed that claimed the message; key: the key of '
-    'a message of an ordered queue.';
+    'Messages that a consumer''s position passed without handing them out. Without a wait_consumer, they can be received from due '
+    'on. With one, they wait for its message wait_id: until its position in wait_part passes that message, or, if wait_part is -1, '
+    'until that message leaves mbus.apart. For wait_consumer 0 they wait until it leaves the dmq. They wait at most until due, when '
+    'that message expires. batch: the batch of a feed that claimed the message; key: the key of a message of an ordered queue.';
 
 create table mbus.receipt (
     queue integer not null,
@@ -177,7 +176,8 @@ comment on table mbus.receipt is
     'Messages that were received out of order, by a consumer, or taken from all consumers (consumer is null). pending: the '
     'consumers that had not received it then.';
 
--- Under a publication for all tables, PostgreSQL refuses deletes from a table that has neither a key nor a replica identity.
+-- The table has no key, so give it a replica identity. Without either, PostgreSQL would refuse deletes under a publication for all
+-- tables.
 alter table mbus.receipt replica identity full;
 
 create table mbus.wake (

@@ -288,4 +288,4 @@ language sql stable security definer as $$
     order by q.qname
 $$;
 comment on function mbus_sealed.list(pgchange.caller) is
-    'The queues that the caller may use, and those of their consumers by which it may consume.';
+    'The queues that the caller may use, each with the consumers as which the caller may consume.';

@@ -80,7 +80,7 @@ begin
     if counted = 0 then
         raise exception using errcode = 'PC009',
             message = format('batch %s has no messages left to skip: others took them', mark.batch ->> 'id'),
-            hint = 'there is nothing to do: the next claim passes over it';
+            hint = 'there is nothing to do: the next claim leaves this batch out';
     end if;
     update mbus.batch as b set count = b.count - (mark.batch -> 'count')::bigint + counted where b.number = mark.number;
     letter := mbus.named_by_itself(pgchange.write_letter(

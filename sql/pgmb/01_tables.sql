@@ -81,7 +81,8 @@ create table pgmb.later_from (
 comment on table pgmb.later_from is
     'A lower bound of the ids in pgmb.later, in one row, or two after a restore of a dump. It keeps polls from reading rows that '
     'were already published, which stay as dead rows while an old snapshot is open. Only maintenance writes it, one run at a time.';
--- Under a publication for all tables, PostgreSQL refuses changes of a table that has neither a key nor a replica identity.
+-- The table has no key, so give it a replica identity. Without either, PostgreSQL would refuse changes under a publication for all
+-- tables.
 alter table pgmb.later_from replica identity full;
 insert into pgmb.later_from (id) values ('pmg');
 

@@ -71,7 +71,8 @@ comment on table tube.moved is
     'shard, because a pod does not say to which table of a shard an id belongs. So a batch of the old worker may still contain '
     'them.';
 
--- Under a publication for all tables PostgreSQL refuses to delete from a table without a key, unless it has an identity.
+-- The table has no key, so give it a replica identity. Without either, PostgreSQL would refuse deletes under a publication for all
+-- tables.
 alter table tube.moved replica identity full;
 
 create table tube.worker (

@@ -327,7 +327,7 @@ def test_keys_are_written_in_their_order_whatever_that_of_rows_is(results, conne
         touched=down if touched else (),
     )
     holder.execute("select from counted where id = 1 for update")
-    # Rows are then ordered only if the query has an order by.
+    # Without sorts in plans, PostgreSQL orders the rows only if the query of the merge has an order by.
     results.execute("set enable_sort = off")
     with ThreadPoolExecutor() as threads:
         merged = threads.submit(merge, results, BATCH, [staged])
