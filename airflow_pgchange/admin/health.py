@@ -99,8 +99,8 @@ def explained(
 ) -> list[Row]:
     """Return the rows of ``status()``, each with ``why``: why the consumer is behind.
 
-    ``why`` is None if the consumer has no waiting changes, or if the role may not see the reasons. The observations of a
-    consumer's watchers are stored with its progress. Its unprocessed history is at its source.
+    ``why`` is None if the consumer has no waiting changes, or if the role may not see the reasons. The observations of
+    its watchers are read from ``results``, its unprocessed history from ``source``.
     """
     watchers: list[Row] = []
     with suppress(PermissionDenied, SchemaMissing):

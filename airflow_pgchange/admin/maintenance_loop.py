@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 SHORTEST = timedelta(seconds=1)
 LONGEST_REST = 600
-"""Seconds between two runs after errors, unless runs are further apart anyway: the schedule of the maintenance DAG."""
+"""Longest pause in seconds between runs after errors, unless ``every`` is longer. The maintenance DAG runs as often."""
 
 
 def maintain_every(conninfo: str, every: Seconds, **options: Any) -> None:

@@ -33,7 +33,7 @@ except ImportError as error:
 log = logging.getLogger(__name__)
 
 GZIP_FROM = 1024
-"""Minimum size in bytes of a compressed body."""
+"""A body of at least this many bytes is sent compressed."""
 DROPPED = 422
 """The status with which a receiver permanently rejects events."""
 SECRET_BYTES = range(24, 65)

@@ -313,9 +313,10 @@ def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> list[s
 
 
 def learn(line: Line, row: Any, settings: Iterable[str] = (), *, is_own: bool = True) -> None:
-    """Store the session of a line, given the row of a query for ``OPENED``, or None. ``is_own``: no pooler shares it.
+    """Record the server's session of a line, given the row of a query for ``OPENED``. Without a row nothing changes.
 
-    ``settings``: the names of the settings whose values follow in the row, behind the current role.
+    ``settings``: the names of the settings whose values follow in the row, behind the current role. ``is_own``: whether
+    no pooler shares the session.
     """
     if row is not None:
         line.opened_at, line.pid, line.server, line.role = (

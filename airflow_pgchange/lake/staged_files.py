@@ -67,7 +67,7 @@ class StagedFiles:
         return not self.files and not self.gone
 
     def of(self, files: Files) -> StagedFiles:
-        """Return the same with these files."""
+        """Return a copy with these files in place of its own."""
         return replace(self, files=files.files, gone=files.gone)
 
     def check_life(self) -> None:

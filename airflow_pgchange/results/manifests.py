@@ -26,7 +26,7 @@ from airflow_pgchange.results.merge import merge
 from airflow_pgchange.results.staging import SCHEMA, Result, create, prefix, result_of
 
 TARGET = ""
-"""The target in the comment of the staging table. No table has this name."""
+"""In place of a target, in the comment of a staging table that holds a manifest. No table has an empty name."""
 
 # A manifest names the tables to merge, with the rights of the role that acks. So accept only manifests of roles that this
 # role is a member of. A superuser is a member of every role, so it accepts only its own.

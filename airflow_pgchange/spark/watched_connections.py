@@ -78,7 +78,7 @@ class Watched:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Interrupt ``waiting`` while the driver calls our code, because then the server waits for us."""
+        """Do not count the block as a wait, inside that of ``waiting``: the driver calls our code and the server waits."""
         if self._line is None:
             yield
             return

@@ -18,7 +18,7 @@ REST = 2.0
 """After a query, the rest is this many times as long as the query took, up to the longest rest. So polling takes at most
 a third of a backend's time."""
 LONGEST_REST = 2.0
-"""The longest rest in seconds, or ``INTERVALS`` poll intervals of the subscription if that is longer."""
+"""The longest rest after a query in seconds, or ``INTERVALS`` poll intervals of the subscription if they are longer."""
 INTERVALS = 10
 
 

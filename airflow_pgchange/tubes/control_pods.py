@@ -32,7 +32,7 @@ BACKFILL_SECONDS = 60.0
 """How long scheduled backfills run, in seconds, before the worker does its other work."""
 
 LEAST_WAIT = 1.0
-"""The least time, in seconds, that each of them may wait for transactions that write its table."""
+"""The least time, in seconds, that each scheduled backfill may wait for transactions that write its table."""
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from airflow_pgchange.results.staging import ATTEMPT, SCHEMA, TOUCHED, Staged, c
 
 IDS = "%(ids)s"
 WRITER = 0
-"""The attempt of all staged rows, because there is only one writer."""
+"""The attempt number of every staged row. They all have the same, because there is only one writer."""
 
 COMMA = sql.SQL(", ")
 

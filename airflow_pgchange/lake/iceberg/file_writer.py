@@ -85,7 +85,7 @@ def evolve(
 def place_in(
     table: Table, batch: Batch, lake: LakeTable, rows: pa.Schema, *, key: tuple[str, ...], mode: Mode
 ) -> Place:
-    """Return the place in a table, if the rows fit it."""
+    """Check that the rows fit a table, and return the place to which they are written."""
     schema_check.check(lake, table.metadata, normalised_schema(rows), key, mode)
     return Place(
         lake,
