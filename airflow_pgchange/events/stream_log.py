@@ -130,8 +130,8 @@ class StreamLog:
         rows = await self._rows(MISSED, [*self._between(subscription_id, last, upto), most])
         shown = await self._shown([event for _, event in rows])
         places = [Place(at, event, _time(at)) for at, event in rows]
-        # Give the later ``seen`` only to the place of the last event, because a client that leaves at an earlier event
-        # has not received the newer events.
+        # Give the later ``seen`` only to the place of the last event. A client that leaves at an earlier event has not
+        # received the newer events.
         if places and len(places) < most:
             places[-1] = replace(places[-1], seen=upto.seen)
         return [(place, shown.get(place.event)) for place in places]

@@ -57,7 +57,7 @@ class LakeMaintenanceOperator(CheckedArguments, BaseOperator):
         self.dry_run: Any = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return the number of expired snapshots, and the number and size of the removed files: the totals, and those of
+        """Return the number of expired snapshots, and the number and size of the removed files. They are also counted for
         each attempt on a batch that left files behind."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             report = maintain(

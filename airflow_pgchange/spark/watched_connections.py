@@ -78,7 +78,7 @@ class Watched:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Do not count the block as a wait, inside that of ``waiting``: the driver calls our code and the server waits."""
+        """Do not count the block as a wait, inside that of ``waiting``: the driver runs our code and the server waits."""
         if self._line is None:
             yield
             return

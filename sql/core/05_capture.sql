@@ -107,7 +107,7 @@ language sql immutable as $$
 $$;
 
 -- The current name of a key column. seen: the name that a query of pg_attribute has found, with its number; name, number: those
--- that were recorded. The two can differ if the column was renamed: a repeatable read transaction sees the catalogues as they were
+-- that were recorded. The two can differ if the column was renamed. A repeatable read transaction sees the catalogues as they were
 -- when it began, but writes into the table as it is now. Then the key is the name that is in the replica identity, which is always
 -- seen as it is now. Null if neither is in it.
 create function pgchange.key_now(rel oid, seen name, seen_number smallint, name name, number smallint) returns name

@@ -12,7 +12,7 @@ language sql stable as $$
     select current_setting('deadlock_timeout')::interval / 2
 $$;
 
--- Whether maintenance may wait for a lock for this long. It may if no session waits for this one, and if no session's
+-- Whether maintenance may wait for a lock for this long. It may if no session waits for this session, and if no session's
 -- deadlock_timeout ends in that time.
 create function pgchange.may_wait(most interval) returns boolean
 language sql volatile as $$

@@ -156,10 +156,10 @@ create index apart_behind on mbus.apart (wait_consumer, wait_id) where wait_cons
 create index apart_of_key on mbus.apart (consumer, key, id) where key is not null and not failed;
 create index apart_in_work on mbus.apart (consumer, key, id) where key is not null and batch is not null;
 comment on table mbus.apart is
-    'Messages that a consumer''s position passed without handing them out. Without a wait_consumer, they can be received from due '
-    'on. With one, they wait for its message wait_id: until its position in wait_part passes that message, or, if wait_part is -1, '
-    'until that message leaves mbus.apart. For wait_consumer 0 they wait until it leaves the dmq. They wait at most until due, when '
-    'that message expires. batch: the batch of a feed that claimed the message; key: the key of a message of an ordered queue.';
+    'Messages that a consumer''s position passed without handing them out. If wait_consumer is null, they can be received from '
+    'due on. Otherwise they wait for its message wait_id: until its position in wait_part passes that message. If wait_part is -1, '
+    'they wait until that message leaves mbus.apart, or the dmq for wait_consumer 0. They wait at most until due, when that message '
+    'expires. batch: the batch of a feed that claimed the message; key: the key of a message of an ordered queue.';
 
 create table mbus.receipt (
     queue integer not null,
