@@ -272,8 +272,8 @@ begin
 end
 $$;
 
--- The recorded batch of a consumer at the place of this source. After a restore and a repair, the record still has the place from
--- before, and an ack would bring the consumer back to it.
+-- A recorded batch with this database as its source. A batch that was claimed before a restore and a repair still names the former
+-- source, and its ack would put that into the consumer's position.
 create function pgchange.placed(batch jsonb, here text) returns jsonb
 language sql immutable as $$
     select pg_catalog.jsonb_set(batch, '{bounds,source}', pg_catalog.to_jsonb(here))

@@ -16,7 +16,7 @@ begin
 end
 $$;
 
--- Make a batch of some messages of the record with this number, or of all of them.
+-- Make a batch of the messages with these ids. They are some or all of the messages of the row of mbus.batch with this number.
 create function mbus.batch_of(known mbus.queue, c integer, number bigint, version bigint, ids bigint[]) returns jsonb
 language plpgsql stable as $$
 declare
@@ -185,8 +185,8 @@ $$;
 comment on function mbus_sealed.changes(pgchange.caller, text, text, jsonb, bigint, bigint) is
     'The messages of a batch between two numbers in the log, in order, by the bounds of its claim.';
 
--- Replace the part of a split batch that has ended by the next part, without an attempt. If the worker that acked took messages
--- of the parts by their ids, the others go back to the consumer, which ends the split.
+-- Record the next part of a split batch when a part has ended. The next part has had no attempt yet. If the worker has taken
+-- messages of later parts by their ids, the split ends: the other messages go back to the consumer.
 create function mbus.keep_parts(known mbus.queue, mark mbus.batch, parts jsonb, left_over bigint) returns void
 language plpgsql as $$
 begin
