@@ -273,7 +273,7 @@ end
 $$;
 
 -- A recorded batch with this database as its source. A batch that was claimed before a restore and a repair still names the former
--- source, and its ack would put that into the consumer's position.
+-- source. Its ack would put that into the consumer's position.
 create function pgchange.placed(batch jsonb, here text) returns jsonb
 language sql immutable as $$
     select pg_catalog.jsonb_set(batch, '{bounds,source}', pg_catalog.to_jsonb(here))
