@@ -32,7 +32,10 @@ SOURCE_DSN = _arg(
     "--source-dsn", help="libpq connection string of the database with the changes, instead of a connection"
 )
 SYSTEM = _arg(
-    "--system", action="append", dest="systems", help="name of a system; can be repeated; default: all"
+    "--system",
+    action="append",
+    dest="systems",
+    help="name of a system, such as revision or tube; can be repeated; default: all",
 )
 WITHOUT = _arg(
     "--without",
@@ -50,19 +53,21 @@ MOVABLE = _arg(
 DELTA = _arg(
     "--delta",
     metavar="location",
-    help="location of a Delta table that refuses the current batch after a restore: let it accept the batch. Nothing "
-    "else changes",
+    help="location of a Delta table that refuses the current batch after a restore: let only this table accept the "
+    "batch, and leave the consumer as it is",
 )
 REASON = _arg("--reason", required=True, help="the reason, which is recorded")
 TO = _arg(
     "--to",
     required=True,
-    help="the new position: beginning, now, or a time such as 2026-01-31T12:00:00+00:00 (no time for the topology)",
+    help="the new position: beginning, now, or a time such as 2026-01-31T12:00:00+00:00. A consumer of the topology "
+    "cannot move to a time",
 )
 START = _arg(
     "--start",
     default="beginning",
-    help="the first position: beginning, now, or a time such as 2026-01-31T12:00:00+00:00 (no time for the topology)",
+    help="the first position: beginning, now, or a time such as 2026-01-31T12:00:00+00:00. A consumer of the topology "
+    "cannot start at a time",
 )
 RETENTION = _arg("--retention", help="delete history that is older than this, such as '30 days'")
 RETENTION_BYTES = _arg(
@@ -162,7 +167,7 @@ def _letters() -> GroupCommand:
             ),
             _command(
                 "dead_letters.drop",
-                "Forget letters",
+                "Delete letters: their changes are lost for the consumers that gave them up",
                 *WHERE,
                 LETTERS,
                 OF_CONSUMER,
@@ -245,11 +250,24 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                     MOVABLE,
                     START,
                 ),
-                _command("consumers.move", "Move a consumer to another point", *WHERE_BOTH, MOVABLE, TO, YES),
-                _command("consumers.drop", "Forget a consumer", *WHERE_BOTH, MOVABLE, YES),
+                _command(
+                    "consumers.move",
+                    "Move a consumer to another position: it skips changes, or processes changes again",
+                    *WHERE_BOTH,
+                    MOVABLE,
+                    TO,
+                    YES,
+                ),
+                _command(
+                    "consumers.drop",
+                    "Delete a consumer with its progress and its dead letters",
+                    *WHERE_BOTH,
+                    MOVABLE,
+                    YES,
+                ),
                 ActionCommand(
                     name="topology-relay",
-                    help="Send the topology to clients, until stopped",
+                    help="Run the relay that sends a cluster's topology to its clients, until stopped",
                     func=lazy_load_command("airflow_pgchange.cli.topology.relay"),
                     args=(
                         *WHERE,
@@ -265,7 +283,8 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 ),
                 ActionCommand(
                     name="maintain",
-                    help="Maintain a database, once or until stopped: partitions, history, captures, cleaning up",
+                    help="Maintain a database, once or until stopped: create partitions, repair captures, delete old "
+                    "history and leftovers",
                     func=lazy_load_command("airflow_pgchange.cli.maintenance.maintain"),
                     args=(
                         *WHERE,
@@ -280,7 +299,7 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 ),
                 _command(
                     "maintenance.trim",
-                    "Remove history that every consumer has processed",
+                    "Delete history beyond the limits, if every consumer has processed it",
                     *WHERE,
                     *LIMITS,
                     YES,

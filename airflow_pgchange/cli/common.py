@@ -169,7 +169,7 @@ def confirm(args: Namespace, warning: str) -> None:
     if not sys.stdin.isatty():
         raise SystemExit(f"{warning} Nothing was changed: add --yes to do it.")
     print(warning, file=sys.stderr)
-    if input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+    if input("Continue? [y/N] ").strip().lower() not in ("y", "yes"):
         raise SystemExit("Nothing was changed.")
 
 

@@ -21,7 +21,10 @@ def skip(args: Namespace) -> Rows:
 @command(DONE)
 def release(args: Namespace) -> Rows:
     consumer = consumers.named(args.consumer)
-    confirm(args, f"The batches of {args.consumer} that jobs process at this time will be claimed again.")
+    confirm(
+        args,
+        f"Batches of {args.consumer} that jobs process now can be claimed again; results of these jobs will be refused.",
+    )
     with database(args) as connection:
         ended = manual_operations.end_leases(connection, consumer(connection))
     return [{"consumer": args.consumer, "leases_ended": ended}]
@@ -32,7 +35,10 @@ def repair(args: Namespace) -> Rows:
     if args.delta is not None:
         return _repair_delta(args)
     feed = consumers.movable(args.consumer)
-    confirm(args, f"{feed.name} will go on from what the source still knows of it; batches may come again.")
+    confirm(
+        args,
+        f"{feed.name} will continue from the progress that its source has recorded; it may process batches again.",
+    )
     with both(args) as (results, source):
         repaired = manual_operations.repair_consumer(results, source, feed)
     return [{"consumer": feed.name, "from_here_on": repaired}]
@@ -41,7 +47,8 @@ def repair(args: Namespace) -> Rows:
 def _repair_delta(args: Namespace) -> Rows:
     consumer, table = consumers.named(args.consumer), Delta(args.delta)
     confirm(
-        args, f"{table} will get the batch in work of {args.consumer}; rows that it has already come twice."
+        args,
+        f"{table} will accept the batch in work of {args.consumer}; rows that it already has may be in it twice.",
     )
     with both(args) as (results, source):
         batch = manual_operations.repair_delta(results, source, consumer(source), table)
@@ -52,7 +59,7 @@ def _repair_delta(args: Namespace) -> Rows:
 def move(args: Namespace) -> Rows:
     feed = consumers.movable(args.consumer)
     to = args.to if args.to in ("beginning", "now") else time_of("--to (beginning, now or a time)", args.to)
-    confirm(args, f"{feed.name} will move to {args.to}: changes are left out, or come again.")
+    confirm(args, f"{feed.name} will move to {args.to}: it will skip changes, or process changes again.")
     with both(args) as (results, source):
         manual_operations.move_consumer(results, source, feed, to)
     return [{"consumer": feed.name, "moved_to": args.to}]
@@ -69,7 +76,10 @@ def register(args: Namespace) -> Rows:
 @command(DONE)
 def drop(args: Namespace) -> Rows:
     feed = consumers.movable(args.consumer)
-    confirm(args, f"{feed.name} will be forgotten; under the same name it would begin anew.")
+    confirm(
+        args,
+        f"Progress and dead letters of {feed.name} will be deleted; a consumer of the same name would start anew.",
+    )
     with both(args) as (results, source):
         manual_operations.drop_consumer(results, source, feed)
     return [{"consumer": feed.name, "dropped": True}]

@@ -30,7 +30,7 @@ def redrive(args: Namespace) -> Rows:
         ]
 
 
-@command("There was no such letter.")
+@command("There is no such letter: nothing was deleted.")
 def drop(args: Namespace) -> Rows:
     with database(args) as connection:
         if args.older_than is not None:
@@ -42,7 +42,7 @@ def drop(args: Namespace) -> Rows:
         ]
 
 
-@command("No letter holds this key.")
+@command("No letter contains this key.")
 def erase(args: Namespace) -> Rows:
     with database(args) as connection:
         confirm(

@@ -45,7 +45,7 @@ def maintain(args: Namespace) -> None:
         raise SystemExit(f"{type(error).__name__}: {str(error).strip()}") from error
 
 
-@command("Nothing is both beyond the limits and processed by every consumer: nothing was removed.")
+@command("No history is both beyond the limits and processed by every consumer: nothing was deleted.")
 def trim(args: Namespace) -> Rows:
     limits = _limits(args)
     if not limits:
@@ -55,7 +55,7 @@ def trim(args: Namespace) -> Rows:
     limits_of(args.retention, args.retention_bytes, args.retention_count)
     with database(args) as connection:
         shown = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in limits.items())
-        confirm(args, f"History beyond {shown} will be gone; consumers that come later will not get it.")
+        confirm(args, f"History beyond {shown} will be deleted; later consumers will not get it.")
         report = trim_history(connection, **limits)
     if report.failed:
         raise PgChangeError("; ".join(report.failed))

@@ -11,7 +11,7 @@ from airflow_pgchange.admin.versions import Installed
 from airflow_pgchange.cli.common import Rows, command, confirm, database
 
 
-@command("Our schemas are not here: `airflow-pgchange install` makes them.")
+@command("This database has no schemas of this package: install them with `airflow-pgchange install`.")
 def install(args: Namespace) -> Rows:
     with database(args) as connection:
         return [
@@ -19,13 +19,13 @@ def install(args: Namespace) -> Rows:
         ]
 
 
-@command("Our schemas are not here: `airflow-pgchange install` makes them.")
+@command("This database has no schemas of this package: install them with `airflow-pgchange install`.")
 def upgrade(args: Namespace) -> Rows:
     with database(args) as connection:
         return [_loaded(state) for state in upgrades.upgrade(connection, _say)]
 
 
-@command("Our schemas are not here: nothing to remove.")
+@command("This database has no schemas of this package: nothing was removed.")
 def uninstall(args: Namespace) -> Rows:
     confirm(args, "Queues, watermarks and all waiting changes will be deleted; your own tables stay.")
     with database(args) as connection:

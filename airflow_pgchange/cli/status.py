@@ -20,7 +20,7 @@ SHOWN_REASON = 300
 """Maximum characters of a reason in a table; JSON output has all. Spark's errors name their cause after about 150."""
 
 
-@command("No consumer has begun here yet: the first claim makes one.")
+@command("No consumer has begun here yet: a consumer's first claim registers it.")
 def status(args: Namespace) -> Rows:
     named = named_by_dags(args, _warn)
     with both(args) as (results, source):
@@ -35,7 +35,7 @@ def status(args: Namespace) -> Rows:
     return [_brief(row, reasons.get(_key(row), ())) for row in rows]
 
 
-@command("Nothing needs a person.", bad=bool, failure=2)
+@command("Nothing needs attention.", bad=bool, failure=2)
 def health(args: Namespace) -> Rows:
     left_out: list[str] = []
     named = named_by_dags(args, _warn)
