@@ -107,7 +107,8 @@ def check_named(places: Places, place: Place) -> None:
     if not places.has(place):
         raise HTTPException(
             404,
-            "no DAG names this connection, or none with this source: name it in a DAG, or in [pgchange] connections",
+            "no DAG names this connection, or no DAG names it together with this source: name it in a DAG, or in "
+            "the option [pgchange] connections",
         )
 
 

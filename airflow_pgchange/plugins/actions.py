@@ -102,7 +102,7 @@ def move(connection_id: str, payload: Move, source: Source = None) -> Done:
     feed = consumers.movable(payload.consumer)
     with both(connection_id, source) as (results, changes):
         manual_operations.move_consumer(results, changes, feed, payload.to)
-    return Done(done=[f"{feed.name} has moved to {payload.to}"])
+    return Done(done=[f"{feed.name} has moved to: {payload.to}"])
 
 
 @router.post(
@@ -113,7 +113,7 @@ def repair(connection_id: str, payload: One, source: Source = None) -> Done:
     feed = consumers.movable(payload.consumer)
     with both(connection_id, source) as (results, changes):
         guarantee = manual_operations.repair_consumer(results, changes, feed)
-    return Done(done=[f"{feed.name} goes on: {guarantee} from here on"])
+    return Done(done=[f"{feed.name} continues, {guarantee} from here on"])
 
 
 @router.post("/connections/{connection_id:path}/consumers/drop", dependencies=acting("pgchange_drop", One))
@@ -122,7 +122,7 @@ def drop(connection_id: str, payload: One, source: Source = None) -> Done:
     feed = consumers.movable(payload.consumer)
     with both(connection_id, source) as (results, changes):
         manual_operations.drop_consumer(results, changes, feed)
-    return Done(done=[f"{feed.name} is forgotten"])
+    return Done(done=[f"{feed.name} is dropped"])
 
 
 @router.post(
@@ -156,7 +156,7 @@ def erase_letters(connection_id: str, payload: Key) -> Done:
             results, payload.key, field=payload.field, consumer=payload.consumer
         )
     erased = [f"letter {letter.id}: changes erased: {letter.erased}" for letter in letters]
-    return Done(done=erased or ["no letter held this key"])
+    return Done(done=erased or ["no letter contained this key"])
 
 
 @router.post("/connections/{connection_id:path}/maintenance", dependencies=acting("pgchange_maintenance"))

@@ -68,7 +68,7 @@ def start(connection_id: str, payload: Wanted) -> Done:
         number = tubes.ask_backfill(connection, payload.tube, payload.table)
     return Done(
         done=[
-            f"backfill {number} of {payload.table} goes on with the next run of the workers of {payload.tube}"
+            f"backfill {number} of {payload.table} continues with the next run of the workers of {payload.tube}"
         ]
     )
 

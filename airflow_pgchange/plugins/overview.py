@@ -63,7 +63,7 @@ def consumer(
     failure = failure_of(standing)
     if standing.answer is not None:
         if (kind, name) not in {(row["kind"], row["consumer"]) for row in standing.answer.rows}:
-            raise UnknownConsumer(f"no consumer of kind {kind} is called {name} there")
+            raise UnknownConsumer(f"the database has no consumer {name} of kind {kind}")
         cached = query_cache.answer(place, history, kind, name)
         answer, failure = cached.answer or answer, failure_of(cached)
     if place.source is None and (kind, name) in _hidden(place.connection, places, rights):

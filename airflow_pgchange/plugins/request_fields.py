@@ -18,9 +18,11 @@ SHOWN = 300
 
 def _storable(text: str) -> str:
     if "\0" in text or (not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text)):
-        raise ValueError("PostgreSQL takes no text with a zero character or half of a surrogate pair")
+        raise ValueError(
+            "the text contains a NUL character or half of a surrogate pair, which PostgreSQL cannot store"
+        )
     if not text.strip():
-        raise ValueError("there must be more than white space")
+        raise ValueError("the text contains only white space")
     return text
 
 

@@ -52,8 +52,8 @@ class Picture:
 AUDIT = urlencode({"connection": "airline", "kind": "commit", "consumer": "commits:movement_audit/0"})
 ZERO = "psycopg.errors.DivisionByZero: division by zero"
 PICTURES = (
-    Picture("page-light", 1000, "", ("What needs a person", "Consumers")),
-    Picture("page-dark", 1000, "", ("What needs a person", "Consumers"), theme="dark"),
+    Picture("page-light", 1000, "", ("Needs attention", "Consumers")),
+    Picture("page-dark", 1000, "", ("Needs attention", "Consumers"), theme="dark"),
     Picture("page-flow-light", 1000, "", ("Consumers",), part="How changes flow"),
     Picture(
         "page-letters-light",

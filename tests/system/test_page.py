@@ -177,7 +177,7 @@ def test_a_person_sees_why_a_consumer_fails_skips_its_batch_and_sees_it_go_on(
     delays = consumer(browser, "commits:delays/0")
     expect(delays).to_contain_text("failing")
     expect(delays).to_contain_text("no such carrier")
-    expect(row(browser, "What needs a person", "unreachable")).to_contain_text("connection failed")
+    expect(row(browser, "Needs attention", "unreachable")).to_contain_text("connection failed")
 
     delays.get_by_role("button", name="Actions for commits:delays/0").click()
     browser.get_by_role("menuitem", name="Skip").click()
@@ -195,9 +195,9 @@ def test_a_person_sees_why_a_consumer_fails_skips_its_batch_and_sees_it_go_on(
     letter = row(browser, "Dead letters in airline", "the carrier is gone")
     expect(letter).to_contain_text("no such carrier")
     letter.get_by_role("button", name="Show letter").click()
-    expect(browser.get_by_role("region", name="What letter")).to_contain_text('"bounds"')
+    expect(browser.get_by_role("region", name="Content of letter")).to_contain_text('"bounds"')
     letter.get_by_role("checkbox").check()
-    browser.get_by_role("button", name="Send again the letters that are chosen in airline").click()
+    browser.get_by_role("button", name="Send the selected letters in airline again").click()
     dialog.get_by_role("button", name="Send again").click()
     expect(letter).to_contain_text("on its way")
     assert work_off(ledger) == 1
@@ -255,7 +255,7 @@ def test_no_action_is_cut_at_any_width_however_long_names_are(ledger: str, url: 
             assert browser.evaluate(CUT) == [], (width, view)
             assert browser.evaluate(SCROLLING) == [], (width, view)
         open_view(browser, "Overview")
-        command = row(browser, "What needs a person", "dead letter").get_by_role("code")
+        command = row(browser, "Needs attention", "dead letter").get_by_role("code")
         expect(command).to_have_text("airflow-pgchange letters list --consumer commits:delays/0")
         assert command.evaluate(LINES) == 1, width
     browser.get_by_role("button", name="Actions for commits:delays/0").click()
@@ -272,7 +272,7 @@ def test_a_user_who_may_only_look_sees_lag_and_state_and_no_buttons(url: str, br
     delays.get_by_role("link", name="commits:delays/0").click()
     expect(row(browser, "Batches of the last day", "failed")).not_to_contain_text("ZeroDivisionError")
     browser.get_by_role("link", name="Dead letters").click()
-    expect(browser.get_by_text("You see the dead letters of connections that you may read.")).to_be_visible()
+    expect(browser.get_by_text("so no dead letters are shown")).to_be_visible()
 
 
 def test_where_nothing_is_it_is_said_and_a_person_starts_pauses_and_cancels_a_backfill(
@@ -284,7 +284,7 @@ def test_where_nothing_is_it_is_said_and_a_person_starts_pauses_and_cancels_a_ba
         ("Dead letters", "There are no dead letters here."),
         ("Watchers", "No watcher was active here in the last days."),
         ("Queues", "There is no message queue here"),
-        ("Sagas", "has been started here lately"),
+        ("Sagas", "There is no recent saga here"),
         ("Event log", "No group has subscribed to events here yet."),
         ("Topology", "No cluster is described in this catalogue."),
         ("Backfills", "No table has been backfilled here."),
@@ -293,7 +293,7 @@ def test_where_nothing_is_it_is_said_and_a_person_starts_pauses_and_cancels_a_ba
         expect(browser.get_by_text(words)).to_be_visible()
     browser.get_by_role("button", name="Start a backfill in airline").click()
     dialog = browser.get_by_role("alertdialog")
-    expect(dialog.get_by_label("Which table")).to_have_value("0")
+    expect(dialog.get_by_label("Table to backfill")).to_have_value("0")
     dialog.get_by_role("button", name="Start it").click()
     backfill = row(browser, "Backfills in airline", "ledger")
     for verb, state in (("Pause", "paused"), ("Resume", "scheduled"), ("Cancel", "cancelled")):
@@ -319,7 +319,7 @@ def test_a_link_to_a_dead_letter_shows_it_to_whoever_follows_it(ledger: str, url
     expect(letter).to_have_count(0)
     group.get_by_role("button", name="Show the letters").click()
     letter.get_by_role("button", name="Show letter").click()
-    held = browser.get_by_role("region", name="What letter")
+    held = browser.get_by_role("region", name="Content of letter")
     expect(held).to_be_visible()
     link = f"{view}?connection=airline&letter={number}"
     expect(browser).to_have_url(link)
@@ -379,7 +379,7 @@ def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
     answered(ledger, "meals", RollBack("no meal at all"))
     expect(drawing).to_have_accessible_name(re.compile("room: to compensate. meal, after room: refused."))
     expect(row(browser, f"Steps of tour {number}", "no meal at all")).to_contain_text("refused")
-    expect(tour).to_contain_text("undone for: no meal at all")
+    expect(tour).to_contain_text("rolled back because: no meal at all")
     expect(browser.get_by_role("region", name="Start data of")).to_contain_text('"tour_id": "7"')
     answered(ledger, "no_rooms", None)
     expect(drawing).to_have_accessible_name(re.compile("room: compensated."))
@@ -406,7 +406,7 @@ def test_a_person_sees_who_reads_the_groups_of_an_event_log_and_what_stands_stil
         expect(row(browser, "Partitions in airline", "billing")).to_contain_text("1,200")
         assert events.read(connection, "billing", 1, peek=False)
         expect(billing).to_contain_text(f"bookkeeper, process {connection.info.backend_pid}")
-        expect(billing).to_contain_text("holds it, and it has not advanced for")
+        expect(billing).to_contain_text("reads it, but it has not advanced for")
         events.take(connection, "billing", 2000)
         expect(row(browser, "Partitions in airline", "all dispatched events are read").first).to_be_visible()
     billing.get_by_role("link", name="billing").click()
@@ -429,7 +429,7 @@ def test_a_person_sees_who_is_a_master_and_who_owns_which_buckets(
         expect(master.get_by_role("cell", name="master", exact=True)).to_be_visible()
         owners = browser.get_by_role("img", name="Owners of the buckets of tier default.")
         expect(owners).to_have_accessible_name(
-            re.compile("0 to 2,999: r1; 3,000 to 3,999: nobody; 4,000 to 4,999: r2")
+            re.compile("0 to 2,999: r1; 3,000 to 3,999: no owner; 4,000 to 4,999: r2")
         )
         expect(browser.get_by_text("1,000 buckets of tier default have no owner")).to_be_visible()
         connection.execute("select topology.set_state('r1-i1', 'Offline')")
@@ -473,7 +473,7 @@ def test_each_view_can_be_read_by_all(ledger: str, url: str, browser: Page) -> N
         expect(browser.get_by_role("table", name=table)).to_be_visible()
         assert hindrances(browser, "[data-page=pgchange]") == [], view
     browser.get_by_role("button", name="Show letter").click()
-    expect(browser.get_by_role("region", name="What letter")).to_be_visible()
+    expect(browser.get_by_role("region", name="Content of letter")).to_be_visible()
     assert hindrances(browser, "[data-page=pgchange]") == []
     browser.get_by_role("button", name="Drop letter").click()
     expect(browser.get_by_role("alertdialog")).to_be_visible()

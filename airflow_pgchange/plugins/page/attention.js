@@ -1,4 +1,4 @@
-// Findings that need a person, as health words them, with their databases.
+// Findings that need attention, as health words them, with their databases.
 import { chakra, h } from "./shell.js";
 import { Act, Command, DagReasons, Name, NamedLink, OfConsumer, Section, State } from "./pieces.js";
 import { ACTIONS, Cell, Dags, Rows } from "./table.js";
@@ -28,7 +28,7 @@ const About = ({ one, consumers }) => {
 };
 
 // A command may begin with a text that says what it is for.
-const Mends = ({ call }) => {
+const Fix = ({ call }) => {
   const [, purpose, command] = call.match(/^(to [^:]+): (.+)$/s) ?? [null, null, call];
   return [purpose && h(Text, { key: "purpose" }, `${purpose}:`), h(Command, { key: "command" }, command)];
 };
@@ -50,13 +50,13 @@ const Finding = ({ one, consumers }) =>
       one.told ?? "Only users who may read the connection see the reason and the command that fixes it.",
       h(DagReasons, { reasons: one.dag_reasons }),
     ),
-    h(Cell, { minW: "12rem" }, one.call && h(Mends, { call: one.call })),
+    h(Cell, { minW: "12rem" }, one.call && h(Fix, { call: one.call })),
   );
 
 export const Findings = ({ findings, databases, consumers }) => {
   const down = databases.filter((database) => database.state === "down").map(unanswered);
   const shown = [...down, ...findings].sort(severeFirst);
-  const title = "What needs a person";
+  const title = "Needs attention";
   return (
     shown.length > 0 &&
     h(
@@ -64,7 +64,7 @@ export const Findings = ({ findings, databases, consumers }) => {
       { title },
       h(
         Rows,
-        { label: title, columns: [["Severity"], ["About"], ["What"], ["What mends it"]] },
+        { label: title, columns: [["Severity"], ["About"], ["Problem"], ["How to fix it"]] },
         shown.map((one) => h(Finding, { key: JSON.stringify(one), one, consumers })),
       ),
     )
@@ -84,7 +84,7 @@ export const Databases = ({ databases, confirm }) =>
     { title: "Databases" },
     h(
       Rows,
-      { label: "Databases", columns: [["State"], ["Connection"], ["Answered", true], ["What it says"], ["DAGs"], ACTIONS] },
+      { label: "Databases", columns: [["State"], ["Connection"], ["Last answer", true], ["Details"], ["DAGs"], ACTIONS] },
       databases.map((database) =>
         h(
           Table.Row,

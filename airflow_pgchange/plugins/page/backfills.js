@@ -10,7 +10,16 @@ import * as plans from "./plans.js";
 
 const { Box, Table, Text } = chakra;
 
-const COLUMNS = [["State"], ["Table"], ["Progress"], ["Rows", true], ["Time left", true], ["To be replayed", true], ["Began"], ACTIONS];
+const COLUMNS = [
+  ["State"],
+  ["Table"],
+  ["Progress"],
+  ["Rows", true],
+  ["Time left", true],
+  ["To process", true, null, { hint: "Changes of the whole tube that its workers must still process, including the rows of this backfill" }],
+  ["Began"],
+  ACTIONS,
+];
 
 const OPEN = ["scheduled", "running", "paused"];
 
@@ -42,9 +51,9 @@ const RESTS = 120;
 
 const rest = (backfill) => {
   const since = (Date.now() - Date.parse(backfill.updated_at)) / 1000;
-  if (backfill.state === "scheduled") return "No worker has begun it yet.";
+  if (backfill.state === "scheduled") return "No worker has started it yet.";
   if (backfill.state !== "running" || since < RESTS) return null;
-  return `No chunk for ${span(since)}: no worker carries it out now.`;
+  return `No chunk for ${span(since)}: no worker runs it now.`;
 };
 
 const rows = ({ state, looked_at: behind, total }) =>

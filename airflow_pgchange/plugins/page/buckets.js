@@ -21,12 +21,12 @@ export const size = ({ first, last }) => BigInt(last) - BigInt(first) + 1n;
 export const withGaps = (ranges) =>
   ranges.flatMap((range, place) => {
     const before = place > 0 ? BigInt(ranges[place - 1].last) + 1n : BigInt(range.first);
-    const gap = { tier: range.tier, first: String(before), last: String(BigInt(range.first) - 1n), state: "nobody's", replicaset: null, other: null };
+    const gap = { tier: range.tier, first: String(before), last: String(BigInt(range.first) - 1n), state: "no owner", replicaset: null, other: null };
     return before < BigInt(range.first) ? [gap, range] : [range];
   });
 
 export const whose = ({ replicaset, other, state }) => {
-  if (replicaset === null) return "nobody";
+  if (replicaset === null) return "no owner";
   if (other === null) return replicaset;
   return state === "copied" ? `${replicaset}, from ${other}` : `${replicaset}, ${state === "copying" ? "going to" : "no longer going to"} ${other}`;
 };

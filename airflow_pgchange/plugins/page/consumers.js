@@ -97,9 +97,9 @@ export const Actions = ({ consumer, confirm }) =>
   );
 
 export const NO_RATE =
-  "Not known: there are too few samples, the number of ready changes is an estimate, or the role of the " +
+  "Unknown: there are too few samples yet, the number of ready changes is an estimate, or the role of the " +
   "connection has no rights for feeds of this kind";
-const NO_LAG = "Not known here: its changes are in a database that no DAG names with it, or that you may not see";
+const NO_LAG = "Unknown: the changes are in another database, which no DAG names together with this consumer or which you may not see";
 
 const Place = ({ consumer }) =>
   h(
@@ -165,7 +165,7 @@ export const Consumers = ({ said, confirm }) => {
       h(
         NativeSelect.Field,
         { "aria-label": "State", value: state, onChange: (event) => change({ state: event.target.value }) },
-        h("option", { value: "" }, "Every state"),
+        h("option", { value: "" }, "All states"),
         STATES.map((one) => h("option", { key: one, value: one }, one)),
       ),
       h(NativeSelect.Indicator),
@@ -196,7 +196,7 @@ export const Consumers = ({ said, confirm }) => {
           null,
           consumers.length
             ? "No consumer matches the filter."
-            : (asking(databases) ?? "No consumer is registered here yet. The first claim registers it."),
+            : (asking(databases) ?? "There is no consumer yet. A consumer appears here when a DAG names it, or when it claims its first batch."),
         ),
   );
 };

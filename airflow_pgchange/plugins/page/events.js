@@ -9,7 +9,7 @@ import { STATES, UNKNOWN, about, count, many, span } from "./words.js";
 
 const { Box, Table, Text } = chakra;
 
-const GROUPS = [["State"], ["Group"], ["Read by"], ["Ready", true], ["Oldest", true], ["Read up to", true], ["What stands still"]];
+const GROUPS = [["State"], ["Group"], ["Read by"], ["Ready", true], ["Oldest", true], ["Read up to", true], ["Problem"]];
 const PARTITIONS = [["State"], ["Partition"], ["Begins", true], ["Ends", true], ["Size", true], ["Not read by"], ["Unread", true]];
 
 // Reading and dispatching take seconds. After this time a person should look.
@@ -20,20 +20,20 @@ const ago = (time) => (Date.now() - Date.parse(time)) / 1000;
 const process = (number, application) => (application ? `${application}, process ${number}` : `process ${number}`);
 
 const still = (group, consumer) => {
-  if (group.waits_for.length) return `Its reader waits for a lock of process ${group.waits_for.join(", ")}.`;
+  if (group.waits_for.length) return `Its reader waits for a lock that process ${group.waits_for.join(", ")} holds.`;
   if (consumer?.state === "failing") return `Its batch failed on attempt ${consumer.attempt}, and is tried again.`;
-  if (consumer?.faults) return `A condition failed for ${many(consumer.faults, "event")}: see pgmb.fault.`;
-  if (!group.subscriptions) return "It has no subscription here, so it gets no further events, or its events are in another database.";
+  if (consumer?.faults) return `The condition of a subscription failed for ${many(consumer.faults, "event")}, which the table pgmb.fault lists.`;
+  if (!group.subscriptions) return "It has no subscription here: it gets no further events, or its events are in another database.";
   if (!consumer?.ready || ago(group.moved_at) < LONG) return null;
   if (group.reader === null) return `No process reads it: it has not advanced for ${span(ago(group.moved_at))}.`;
-  return `Process ${group.reader} holds it, and it has not advanced for ${span(ago(group.moved_at))}.`;
+  return `Process ${group.reader} reads it, but it has not advanced for ${span(ago(group.moved_at))}.`;
 };
 
 const dispatching = ({ waiting, oldest_seconds: oldest, dispatcher }) => {
   if (oldest === null || oldest < LONG) return null;
   const waits = `${many(waiting, "event is", "events are")} not dispatched yet, and the oldest has waited for ${span(oldest)}`;
   if (dispatcher !== null) return `${waits}, while process ${dispatcher} dispatches: a condition may take too long.`;
-  return `${waits}, and no process dispatches. Feeds, handlers, streams and the maintenance DAG do so.`;
+  return `${waits}, and no process dispatches. Events are dispatched by feeds, handlers, streams and the maintenance DAG.`;
 };
 
 const Standing = ({ log }) =>
@@ -43,12 +43,12 @@ const Standing = ({ log }) =>
     h(
       Box,
       { as: "dl", display: "flex", flexWrap: "wrap", columnGap: 10, rowGap: 3, mb: 3 },
-      h(Fact, { name: "Dispatched last" }, h(Ago, { time: log.dispatched_at })),
-      h(Fact, { name: "Dispatched ever" }, count(log.events)),
-      h(Fact, { name: "To be dispatched" }, count(log.waiting, log.waiting < 1000)),
-      h(Fact, { name: "Dispatches now" }, log.dispatcher === null ? "nobody" : process(log.dispatcher, log.application)),
-      h(Fact, { name: "Failed conditions" }, count(log.faults, log.faults < 1000)),
-      h(Fact, { name: "The last partition ends" }, log.ready_until === null ? "none" : h(Ago, { time: log.ready_until })),
+      h(Fact, { name: "Last dispatch" }, h(Ago, { time: log.dispatched_at })),
+      h(Fact, { name: "Events dispatched so far" }, count(log.events)),
+      h(Fact, { name: "Events to dispatch" }, count(log.waiting, log.waiting < 1000)),
+      h(Fact, { name: "Dispatching now" }, log.dispatcher === null ? "no process" : process(log.dispatcher, log.application)),
+      h(Fact, { name: "Failed conditions", hint: "Events for which the condition of a subscription failed" }, count(log.faults, log.faults < 1000)),
+      h(Fact, { name: "Last partition ends" }, log.ready_until === null ? "none" : h(Ago, { time: log.ready_until })),
     ),
     h(Stands, null, dispatching(log)),
   );
@@ -64,7 +64,7 @@ const wants = ({ subscriptions, topics, parts }) =>
 
 const Reader = ({ group }) =>
   group.reader === null
-    ? h(Text, { color: "fg.muted" }, "nobody")
+    ? h(Text, { color: "fg.muted" }, "no process")
     : h(
         Fragment,
         null,
@@ -112,8 +112,8 @@ const Partition = ({ partition }) =>
     null,
     h(Cell, null, h(State, { word: partitionState(partition) })),
     h(Cell, { minW: "8rem", maxW: "24rem", overflowWrap: "anywhere" }, partition.name),
-    h(Cell, { number: true }, partition.begins === null ? "before all others" : h(Ago, { time: partition.begins })),
-    h(Cell, { number: true }, partition.ends === null ? "behind all others" : h(Ago, { time: partition.ends })),
+    h(Cell, { number: true }, partition.begins === null ? "no lower bound" : h(Ago, { time: partition.begins })),
+    h(Cell, { number: true }, partition.ends === null ? "no upper bound" : h(Ago, { time: partition.ends })),
     h(Cell, { number: true }, size(partition.bytes)),
     h(Cell, { maxW: "22rem" }, partition.unread.length ? lines(partition.unread, (one) => one.group) : h(Text, { color: "fg.muted" }, "all dispatched events are read")),
     h(Cell, { number: true }, lines(partition.unread, (one) => count(one.events, one.exact))),

@@ -10,7 +10,18 @@ import { UNKNOWN, about, asking, count, key, many, rate, span } from "./words.js
 
 const { Box, Heading, Table, Text } = chakra;
 
-const COLUMNS = [["Came to"], ["Batch"], ["Attempt", true], ["Changes", true], ["Claimed", true], ["Claim to commit", true], ["Phases"], ["Written"], ["Run"], ["Error"]];
+const COLUMNS = [
+  ["Outcome"],
+  ["Batch"],
+  ["Attempt", true],
+  ["Changes", true],
+  ["Claimed", true],
+  ["Duration", true, null, { hint: "From the claim to the commit" }],
+  ["Phases"],
+  ["Written"],
+  ["Task"],
+  ["Error"],
+];
 
 const LINES = [
   { name: "ready", colour: "blue-fg", value: (sample) => sample.ready },
@@ -28,7 +39,7 @@ const end = (attempt, consumer) => {
   if (attempt.skipped_at) return ["skipped", attempt.skipped_at];
   if (attempt.split_at) return ["split", attempt.split_at];
   if (attempt.failed_at) return ["failed", attempt.failed_at];
-  return ["no end", null];
+  return ["no outcome", null];
 };
 
 const took = (attempt) =>
@@ -152,7 +163,7 @@ const Past = ({ consumer }) => {
         : h(
             Empty,
             null,
-            "No batch of the last day is known: the consumer claimed none, or the role of the connection has no rights for feeds of this kind.",
+            "No batch of the last day is shown: the consumer claimed none, or the role of the connection has no rights for feeds of this kind.",
           ),
     ),
   );

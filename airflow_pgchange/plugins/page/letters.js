@@ -9,7 +9,7 @@ import * as plans from "./plans.js";
 
 const { Box, Table, Text } = chakra;
 
-const COLUMNS = [["Letter", true], ["Consumer"], ["Changes", true], ["Given up"], ["Why"], ["State"], ACTIONS];
+const COLUMNS = [["Letter", true], ["Consumer"], ["Changes", true], ["Given up"], ["Reason"], ["State"], ACTIONS];
 
 const state = (letter) => {
   if (letter.on_its_way) return "on its way";
@@ -33,9 +33,9 @@ const Content = ({ connection, letter }) => {
     Opened,
     { ref: row, columns: COLUMNS.length + 1 },
     letter.error && h(Box, { mb: 3 }, h(Text, { fontWeight: "medium" }, `Error of attempt ${letter.attempts}`), h(Call, null, letter.error)),
-    h(Text, { fontWeight: "medium" }, "What it holds"),
+    h(Text, { fontWeight: "medium" }, "Content"),
     problem && h(Text, { role: "alert", color: "red.fg" }, problem),
-    said && said.content !== null && h(Held, { label: `What letter ${letter.id} holds`, held: said }),
+    said && said.content !== null && h(Held, { label: `Content of letter ${letter.id}`, held: said }),
   );
 };
 
@@ -43,7 +43,7 @@ const Row = ({ letter, consumer, chosen, choose, opened, open, redrive, drop }) 
   h(
     Table.Row,
     null,
-    h(Cell, null, choose && h(Tick, { label: `Choose letter ${letter.id}`, checked: chosen, onChange: choose })),
+    h(Cell, null, choose && h(Tick, { label: `Select letter ${letter.id}`, checked: chosen, onChange: choose })),
     h(Cell, { number: true }, letter.id),
     h(
       Cell,
@@ -75,7 +75,7 @@ const Row = ({ letter, consumer, chosen, choose, opened, open, redrive, drop }) 
           { label: `${opened ? "Hide" : "Show"} letter ${letter.id}`, expanded: opened, onClick: open },
           opened ? "Hide" : "Show",
         ),
-        redrive && h(Act, { label: `Send again letter ${letter.id}`, onClick: redrive }, "Send again"),
+        redrive && h(Act, { label: `Send letter ${letter.id} again`, onClick: redrive }, "Send again"),
         drop && h(Act, { label: `Drop letter ${letter.id}`, onClick: drop, danger: true }, "Drop"),
       ),
     ),
@@ -112,7 +112,7 @@ const Group = ({ group, shown, opened, open, redrive, drop }) =>
           { label: `${opened ? "Hide" : "Show"} the letters that failed on: ${group.error}`, expanded: opened, onClick: open },
           opened ? "Hide" : `Show ${shown}`,
         ),
-        redrive && h(Act, { label: `Send again the letters that failed on: ${group.error}`, onClick: redrive }, "Send these again"),
+        redrive && h(Act, { label: `Send the letters again that failed on: ${group.error}`, onClick: redrive }, "Send these again"),
         drop && h(Act, { label: `Drop the letters that failed on: ${group.error}`, onClick: drop, danger: true }, "Drop these"),
       ),
     ),
@@ -181,11 +181,11 @@ const Letters = ({ database, consumers, confirm }) => {
     h(
       Box,
       { display: "flex", flexWrap: "wrap", gap: 2, alignItems: "center" },
-      h(Text, { color: "fg.muted", fontSize: "sm" }, chosen.length ? `${many(chosen.length, "letter")} chosen` : "none chosen"),
+      h(Text, { color: "fg.muted", fontSize: "sm" }, chosen.length ? `${many(chosen.length, "letter")} selected` : "none selected"),
       h(
         Act,
         {
-          label: `Send again the letters that are chosen in ${connection}`,
+          label: `Send the selected letters in ${connection} again`,
           disabled: !sending(sendable),
           onClick: sending(sendable),
         },
@@ -194,7 +194,7 @@ const Letters = ({ database, consumers, confirm }) => {
       h(
         Act,
         {
-          label: `Drop the letters that are chosen in ${connection}`,
+          label: `Drop the selected letters in ${connection}`,
           danger: true,
           disabled: !chosen.length,
           onClick: () => confirm(plans.dropLetters(connection, chosen)),
@@ -213,7 +213,7 @@ const Letters = ({ database, consumers, confirm }) => {
     );
   const all = mayEdit &&
     h(Tick, {
-      label: `Choose all letters in ${connection}`,
+      label: `Select all letters in ${connection}`,
       checked: chosen.length === said.letters.length,
       onChange: (yes) => choose(said.letters, yes),
     });
@@ -245,7 +245,7 @@ const Letters = ({ database, consumers, confirm }) => {
 
 export const AllLetters = ({ said, confirm }) => {
   const readable = said.databases.filter((database) => database.may_read);
-  if (!readable.length) return h(Box, { mt: 6 }, h(Empty, null, "You see the dead letters of connections that you may read."));
+  if (!readable.length) return h(Box, { mt: 6 }, h(Empty, null, "You may not read any of these connections in Airflow, so no dead letters are shown."));
   const answering = readable.filter((database) => database.state !== "down");
   if (!answering.length) return h(Box, { mt: 6 }, h(Empty, null, "No database answers. The overview shows the reason."));
   return answering.map((database) =>

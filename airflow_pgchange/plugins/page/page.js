@@ -1,4 +1,4 @@
-// The page: findings that need a person on top, then consumers, dead letters and databases.
+// The page: findings that need attention on top, then consumers, dead letters and databases.
 import { Fragment, chakra, h, useCallback, useEffect, useState } from "./shell.js";
 import { overview, useLive } from "./api.js";
 import { AllBackfills } from "./backfills.js";
@@ -24,9 +24,9 @@ const Beginning = () =>
     null,
     h(Text, { mb: 2 }, "No DAG that you may read names a feed yet. To begin, install the schemas into a database:"),
     h(Call, null, "airflow-pgchange install --postgres-conn-id airline"),
-    h(Text, { my: 2 }, "track a table there, and schedule a DAG on what changes in it:"),
+    h(Text, { my: 2 }, "track a table there, and schedule a DAG on its changes:"),
     h(Call, null, '@dag(schedule=[feed_asset(CommitFeed("delays", 0), "airline")])'),
-    h(Text, { mt: 2 }, "Databases that no DAG names are shown where the option [pgchange] connections lists them."),
+    h(Text, { mt: 2 }, "To show a database that no DAG names, add its connection to the option [pgchange] connections."),
   );
 
 const Notice = ({ done, onClose }) =>

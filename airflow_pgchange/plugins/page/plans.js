@@ -38,7 +38,7 @@ export const move = (consumer) => ({
   fields: [
     {
       name: "to",
-      label: "Where to",
+      label: "New position",
       value: "now",
       choices: [
         ["now", "Now: all existing changes count as processed"],
@@ -46,7 +46,7 @@ export const move = (consumer) => ({
         ["time", "A time: changes that were written before it count as processed"],
       ],
     },
-    { name: "time", label: "Time (yours)", type: "datetime-local", when: (values) => values.to === "time" },
+    { name: "time", label: "Time (in your time zone)", type: "datetime-local", when: (values) => values.to === "time" },
   ],
   verb: "Move it",
   danger: true,
@@ -63,12 +63,12 @@ export const repair = (consumer) => ({
 });
 
 export const drop = (consumer) => ({
-  title: `Forget ${consumer.consumer}?`,
+  title: `Drop ${consumer.consumer}?`,
   lines: [
     `Its progress, its batch in work and its dead letters in ${consumer.connection} will be deleted. A consumer of the ` +
       "same name would start from the beginning.",
   ],
-  verb: "Forget it",
+  verb: "Drop it",
   danger: true,
   run: () => one(consumer, "drop"),
 });
@@ -135,17 +135,17 @@ export const eraseLetters = (connection, consumers) => ({
 export const WORDS = { pause: "Pause", resume: "Resume", cancel: "Cancel" };
 
 const MEANS = {
-  pause: "It stops after the current chunk, until somebody resumes it. Changes are captured as before.",
+  pause: "It stops after the current chunk, until somebody resumes it. New changes of the table are still captured and processed.",
   resume: "It continues where it stopped, with the worker's next run.",
-  cancel: "It ends for good. Rows that it has touched stay touched, and no row is deleted downstream. A new backfill starts from the beginning.",
+  cancel: "It cannot be resumed. Rows that it has read are still processed, and no row is removed from the copy. A new backfill starts from the beginning.",
 };
 
 export const bring = (connection, backfill, verb) => ({
   title: `${WORDS[verb]} backfill ${backfill.id} of ${backfill.table}?`,
   lines: [
     MEANS[verb],
-    `It has read ${backfill.looked_at.toLocaleString()} of about ${many(backfill.total, "row")}, and touched ` +
-      `${many(backfill.touched, "id")}.`,
+    `It has read ${backfill.looked_at.toLocaleString()} of about ${many(backfill.total, "row")}, and sent ` +
+      `${many(backfill.touched, "id")} to the workers.`,
   ],
   verb: `${WORDS[verb]} it`,
   dismiss: "Leave it as it is",
@@ -156,15 +156,15 @@ export const bring = (connection, backfill, verb) => ({
 export const backfill = (connection, tables) => ({
   title: `Start a backfill in ${connection}?`,
   lines: [
-    "All rows of a table are touched in the order of its ids, chunk by chunk. Current changes are replayed first. At the end, rows " +
-      "that only the copy has are removed from it.",
-    "The workers of the tube begin with their next run (TubeGarbageCollectOperator). If the table has a backfill that " +
-      "is not finished, it continues where it stopped.",
+    "All rows of the table are sent to the workers of its tube, chunk by chunk, in the order of their ids. Changes that are made " +
+      "meanwhile are processed first. At the end, rows that only the copy has are removed from it.",
+    "The backfill starts with the next run of the tube's workers (TubeGarbageCollectOperator). If the table has an unfinished " +
+      "backfill, that backfill continues where it stopped.",
   ],
   fields: [
     {
       name: "table",
-      label: "Which table",
+      label: "Table to backfill",
       value: "0",
       options: tables.map(({ tube, table }, place) => [String(place), `${table} into tube ${tube}`]),
     },
@@ -174,10 +174,10 @@ export const backfill = (connection, tables) => ({
 });
 
 export const maintenance = (connection) => ({
-  title: `Look after ${connection}?`,
+  title: `Run maintenance of ${connection}?`,
   lines: [
-    "Creates partitions, repairs captures, dispatches scheduled events and drops leftovers, as the maintenance " +
-      "DAG does. Nothing is trimmed.",
+    "Maintenance creates partitions, repairs captures, dispatches scheduled events and drops leftovers, as the maintenance " +
+      "DAG does. It trims no history.",
   ],
   verb: "Run maintenance",
   run: () => act(connection, "maintenance", {}),

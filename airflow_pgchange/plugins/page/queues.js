@@ -12,13 +12,13 @@ const { Table, Text } = chakra;
 const COLUMNS = [
   ["Queue"],
   ["Consumer"],
-  ["Length", true],
-  ["Oldest", true],
-  ["Ready", true],
-  ["Delayed", true],
-  ["Behind another", true],
-  ["In work", true],
-  ["Dead letters", true],
+  ["Length", true, null, { hint: "Messages that the consumer has still to receive, including its batch in work" }],
+  ["Oldest", true, null, { hint: "How long the oldest of these messages has waited" }],
+  ["Ready", true, null, { hint: "Messages that the next claim would return" }],
+  ["Delayed", true, null, { hint: "Messages that are not delivered before a time that has not come yet" }],
+  ["Behind another", true, null, { hint: "Messages that wait until an earlier message is processed" }],
+  ["In work", true, null, { hint: "Messages in claimed batches" }],
+  ["Dead letters", true, null, { hint: "Messages of the queue that a consumer gave up" }],
 ];
 
 // The messages that a consumer has still to receive, including those of its batch in work.
@@ -80,7 +80,7 @@ const Queues = ({ found, title, database: { connection } }) =>
       : h(
           Empty,
           null,
-          "There is no message queue here from which the role of the connection may consume. mbus.create_queue creates a queue.",
+          "There is no message queue here from which the role of the connection may consume. To create a queue, call mbus.create_queue().",
           h(Guide, { name: "queues" }, "How to create a queue and post to it"),
         ),
   );

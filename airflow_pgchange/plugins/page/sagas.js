@@ -9,8 +9,8 @@ import { absolute, many } from "./words.js";
 
 const { Box, Table, Text } = chakra;
 
-const COLUMNS = [["State"], ["Saga"], ["Steps", true], ["At"], ["Began", true], ["What is wrong"], ACTIONS];
-const STEPS = [["State"], ["Step"], ["After"], ["Message"], ["Try", true], ["Last change", true], ["Error"]];
+const COLUMNS = [["State"], ["Saga"], ["Steps", true], ["Current steps"], ["Began", true], ["Problem"], ACTIONS];
+const STEPS = [["State"], ["Step"], ["After"], ["Message"], ["Attempt", true], ["Last change", true], ["Error"]];
 
 const isOpen = ({ state }) => state === "forward" || state === "rolling back";
 
@@ -24,7 +24,7 @@ const where = (saga) => {
 
 const progress = ({ steps, done, undone, state }) => {
   const shown = `${done} of ${steps} done`;
-  return state === "rolling back" || state === "rolled back" ? `${shown}, ${undone} undone` : shown;
+  return state === "rolling back" || state === "rolled back" ? `${shown}, ${undone} compensated` : shown;
 };
 
 const Step = ({ step }) =>
@@ -43,7 +43,7 @@ const Step = ({ step }) =>
       Cell,
       { whiteSpace: "nowrap" },
       step.iid,
-      step.compensation && h(Text, { color: "fg.muted", fontSize: "xs" }, `undone by ${step.compensation}`),
+      step.compensation && h(Text, { color: "fg.muted", fontSize: "xs" }, `compensation: ${step.compensation}`),
     ),
     h(Cell, { number: true }, step.tries.toLocaleString()),
     h(Cell, { number: true }, h(Ago, { time: step.changed_at })),
@@ -74,7 +74,7 @@ const Content = ({ connection, saga, mayRead }) => {
       h(Rows, { label: `Steps of ${name}`, columns: STEPS }, steps.map((step) => h(Step, { key: step.iid, step }))),
       mayRead && h(Text, { fontWeight: "medium", mt: 3 }, "Start data"),
       mayRead &&
-        (said.data ? h(Held, { label: `Start data of ${name}`, held: said.data }) : h(Text, { color: "fg.muted" }, "The data is no longer kept.")),
+        (said.data ? h(Held, { label: `Start data of ${name}`, held: said.data }) : h(Text, { color: "fg.muted" }, "The start data is no longer kept.")),
     ),
   );
 };
@@ -104,7 +104,7 @@ const Row = ({ saga, opened, open }) =>
       { minW: "12rem", maxW: "30rem", overflowWrap: "anywhere" },
       h(Told, { error: saga.stuck }),
       saga.is_stuck && !saga.stuck && "It is stuck. Only users who may read the connection see the reason.",
-      saga.reason && h(Text, { color: "fg.muted", fontSize: "xs", overflowWrap: "anywhere" }, `undone for: ${saga.reason}`),
+      saga.reason && h(Text, { color: "fg.muted", fontSize: "xs", overflowWrap: "anywhere" }, `rolled back because: ${saga.reason}`),
     ),
     h(
       Cell,
@@ -143,7 +143,7 @@ const Sagas = ({ found, title, database: { connection, may_read: mayRead } }) =>
       : h(
           Empty,
           null,
-          "No saga that the role of the connection may see has been started here lately. StartSagaOperator starts a saga.",
+          "There is no recent saga here that the role of the connection may see. To start a saga, use StartSagaOperator.",
           h(Guide, { name: "queues" }, "The guide to sagas"),
         ),
   );

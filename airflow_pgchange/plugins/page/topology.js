@@ -9,8 +9,8 @@ import { count, many } from "./words.js";
 
 const { Box, Table, Text } = chakra;
 
-const INSTANCES = [["State"], ["Instance"], ["Replicaset"], ["Part"], ["Address"], ["Buckets", true]];
-const RANGES = [["State"], ["First", true], ["Last", true], ["Buckets", true], ["Owned by"], ["Master"]];
+const INSTANCES = [["State"], ["Instance"], ["Replicaset"], ["Role"], ["Address"], ["Buckets", true]];
+const RANGES = [["State"], ["First", true], ["Last", true], ["Buckets", true], ["Owner"], ["Master"]];
 const PORTION = 100;
 
 const total = (ranges) => ranges.reduce((sum, range) => sum + size(range), 0n);
@@ -41,7 +41,7 @@ const part = (instance, replicaset) => {
 const masterTrouble = ({ name, master, chosen }, instances) => {
   if (master === null) return `Replicaset ${name} has no master: record it with topology.set_master().`;
   const state = instances.get(master)?.state;
-  if (chosen) return `${chosen} was chosen as master of replicaset ${name} instead of ${master}, but is not recorded yet.`;
+  if (chosen) return `${chosen} was chosen as master of replicaset ${name} instead of ${master}, but the catalogue does not record the change yet.`;
   if (state !== "Online") return `${master}, the master of replicaset ${name}, is ${state ?? "not in the catalogue"}.`;
   return null;
 };
@@ -80,12 +80,12 @@ const Range = ({ range, replicaset }) =>
     h(Cell, { number: true }, number(range.last)),
     h(Cell, { number: true }, number(size(range))),
     h(Cell, { maxW: "18rem", overflowWrap: "anywhere" }, whose(range)),
-    h(Cell, { maxW: "18rem", overflowWrap: "anywhere" }, replicaset?.master ?? "nobody"),
+    h(Cell, { maxW: "18rem", overflowWrap: "anywhere" }, replicaset?.master ?? "none"),
   );
 
 const Tier = ({ tier, ranges, connection, things }) => {
   const owners = [...new Set(ranges.flatMap(({ replicaset, other }) => [replicaset, other]).filter((name) => name !== null))].sort();
-  const told = (name) => `master ${things.replicasets.get(name)?.master ?? "nobody"}, ${number(things.buckets.get(name) ?? 0n)} buckets`;
+  const told = (name) => `master ${things.replicasets.get(name)?.master ?? "none"}, ${number(things.buckets.get(name) ?? 0n)} buckets`;
   const label = `Buckets of tier ${tier} in ${connection}`;
   const cut = ranges.length > PORTION ? `: the first ${PORTION} of ${count(ranges.length)} ranges` : "";
   return h(
@@ -108,9 +108,9 @@ const Standing = ({ found }) => {
     h(Fact, { name: "Replicasets" }, count(found.replicasets.length)),
     h(Fact, { name: "Instances online" }, `${count(online)} of ${count(found.instances.length)}`),
     h(Fact, { name: "Buckets" }, number(total(found.ranges))),
-    h(Fact, { name: "On their way" }, number(total(found.ranges.filter((range) => range.state !== "active")))),
-    h(Fact, { name: "Changed last" }, found.log.changed_at === null ? "never" : h(Ago, { time: found.log.changed_at })),
-    h(Fact, { name: "Term, index" }, `${count(found.log.term)}, ${count(found.log.index)}`),
+    h(Fact, { name: "Moving buckets" }, number(total(found.ranges.filter((range) => range.state !== "active")))),
+    h(Fact, { name: "Last change" }, found.log.changed_at === null ? "never" : h(Ago, { time: found.log.changed_at })),
+    h(Fact, { name: "Log position", hint: "Term and index of the latest entry of the catalogue's log" }, `term ${count(found.log.term)}, index ${count(found.log.index)}`),
   );
 };
 
@@ -132,7 +132,7 @@ const Topology = ({ found, title, database: { connection } }) => {
     null,
     h(
       Section,
-      { title: found.cut ? `${title}, as far as it is shown` : title },
+      { title: found.cut ? `${title}: only a part is shown` : title },
       h(Standing, { found }),
       troubles(found, things, tiers).map((told) => h(Text, { key: told, color: "orange.fg", fontSize: "sm", mb: 3 }, told)),
       h(

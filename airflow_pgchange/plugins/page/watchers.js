@@ -6,7 +6,23 @@ import { asking, count, span } from "./words.js";
 
 const { Box, Table, Text } = chakra;
 
-const COLUMNS = [["State"], ["Feed"], ["Last look", true], ["Last wake-up", true], ["Ready then", true], ["So since", true], ["What is wrong"], ["DAGs"]];
+const HINTS = {
+  checked: "When the watcher last queried the feed",
+  woke: "When the watcher last reported ready changes to Airflow, which then starts the DAGs",
+  ready: "Changes that were ready at the last successful check",
+  since: "Since when its checks have succeeded or, if the watcher is failing, have failed",
+};
+
+const COLUMNS = [
+  ["State"],
+  ["Feed"],
+  ["Last check", true, null, { hint: HINTS.checked }],
+  ["Last wake-up", true, null, { hint: HINTS.woke }],
+  ["Ready", true, null, { hint: HINTS.ready }],
+  ["In this state since", true, null, { hint: HINTS.since }],
+  ["Problem"],
+  ["DAGs"],
+];
 
 // A watcher records a sample every five seconds.
 const LATE = 60;
@@ -14,16 +30,16 @@ const LATE = 60;
 const age = (watcher) => (Date.now() - Date.parse(watcher.looked_at)) / 1000;
 
 const state = (watcher) => {
-  if (!watcher.sees) return "blind";
-  return age(watcher) > LATE ? "away" : "looks";
+  if (!watcher.sees) return "failing";
+  return age(watcher) > LATE ? "silent" : "watching";
 };
 
 const failure = (watcher) => {
   if (!watcher.sees) return watcher.error ?? "It cannot read the feed. Only users who may read the connection see the reason.";
   if (age(watcher) <= LATE) return "";
   return (
-    `There was no sample for ${span(age(watcher))}, so it starts no DAG: the triggerer does not run, every DAG on ` +
-    "the asset is paused, or no DAG is scheduled on it any more."
+    `It has not checked the feed for ${span(age(watcher))}, so it starts no DAG: the triggerer does not run, every DAG on ` +
+    "the asset is paused, or no DAG is scheduled on the asset any more."
   );
 };
 
@@ -50,7 +66,7 @@ const Row = ({ watcher }) =>
     h(Dags, { dags: watcher.dags }),
   );
 
-const URGENCY = ["blind", "away", "looks"];
+const URGENCY = ["failing", "silent", "watching"];
 
 const byUrgency = (one, other) =>
   URGENCY.indexOf(state(one)) - URGENCY.indexOf(state(other)) || one.feed.localeCompare(other.feed);
@@ -71,7 +87,7 @@ export const Watchers = ({ said }) =>
           Empty,
           null,
           asking(said.databases),
-          h(Box, null, "No watcher was active here in the last days. A DAG that is scheduled on a feed's asset starts a watcher:"),
-          h(Box, null, "check that such a DAG is not paused, and that the triggerer runs."),
+          h(Box, null, "No watcher was active here in the last days. Airflow's triggerer runs a watcher for each feed on whose asset a DAG is scheduled."),
+          h(Box, null, "Check that there is such a DAG that is not paused, and that the triggerer runs."),
         ),
   );

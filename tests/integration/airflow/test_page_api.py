@@ -369,7 +369,7 @@ def test_a_user_who_may_edit_can_do_all_actions_and_the_audit_log_has_them(
     erasing = {"key": "use", "field": None, "consumer": "commits:delays/0"}
     for key, told in (
         ("use", f"letter {letter.id}: changes erased: 0"),
-        ("carrier", "no letter held this key"),
+        ("carrier", "no letter contained this key"),
     ):
         done = op.post(f"{AIRLINE}/letters/erase", erasing | {"key": key})
         assert (done.status_code, done.json()["done"]) == (200, [told]), done.text
