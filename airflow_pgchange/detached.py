@@ -139,7 +139,7 @@ def renewed(handle: Handle, source: str) -> Iterator[None]:
         except StaleClaim:
             raise
         except (PgChangeError, psycopg.Error) as error:
-            log.warning("%s: the lease was not renewed now: %s", handle.feed.name, error)
+            log.warning("%s: could not renew the lease, will retry: %s", handle.feed.name, error)
 
     def keep() -> bool:
         try:

@@ -42,7 +42,12 @@ def maintain_every(conninfo: str, every: Seconds, **options: Any) -> None:
             raise
         except (PgChangeError, psycopg.Error) as error:
             rest = min(rest * 2, max(period, LONGEST_REST))
-            log.error("%s: %s; the next try is in %.0f s", type(error).__name__, str(error).strip(), rest)
+            log.error(
+                "maintenance failed, and is retried in %.0f s: %s: %s",
+                rest,
+                type(error).__name__,
+                str(error).strip(),
+            )
         sleep(max(0.0, began + rest - monotonic()))
 
 
@@ -50,7 +55,7 @@ def maintain_once(conninfo: str, **options: Any) -> None:
     """Maintain a database, unless another process does, and log a line. Raises PgChangeError if a step fails."""
     with _alone(conninfo) as alone:
         if not alone:
-            log.info("another process maintains this database: nothing done")
+            log.info("maintenance skipped: another process maintains this database")
             return
         began = monotonic()
         with connect(conninfo, primary=True) as connection:

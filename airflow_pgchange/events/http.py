@@ -131,9 +131,7 @@ class EventResponse(StreamingResponse):
             try:
                 await super().__call__(scope, receive, send_soon)
             except TimeoutError:
-                log.warning(
-                    "a client of event streams took nothing for %g s, and is left", self._send_timeout
-                )
+                log.warning("closed an event stream: its client took nothing for %g s", self._send_timeout)
 
 
 async def _hinted(texts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -142,7 +140,7 @@ async def _hinted(texts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for text in texts:
             yield text
     except PgChangeError as error:
-        log.warning("a stream of events ends early, its client will reconnect: %s", error)
+        log.warning("an event stream ended early, its client will reconnect: %s", error)
 
 
 def _checked(selection: Any) -> Selection:
@@ -157,10 +155,10 @@ def _checked(selection: Any) -> Selection:
 def _refused(error: PgChangeError) -> HTTPException:
     """Return the response for an error. It does not reveal details of the database; the log has them."""
     if isinstance(error, TooManyClients | ServerUnavailable):
-        log.warning("a stream of events was refused: %s", error)
+        log.warning("refused an event stream: %s", error)
         reason = (
             str(error) if isinstance(error, TooManyClients) else "events cannot be read now: try again later"
         )
         return HTTPException(503, reason, {"Retry-After": str(RECONNECT)})
-    log.error("a stream of events failed: %s", error)
+    log.error("an event stream failed: %s", error)
     return HTTPException(500, "events cannot be read: the log of the server says why")

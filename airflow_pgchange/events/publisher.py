@@ -264,7 +264,7 @@ class Publisher:
                     self._in_flight = rows
                 return self._sender.commit(rows)
             except PASSING as error:
-                log.warning("%d events wait to be published: %s", len(rows), error)
+                log.warning("could not publish %d events, will retry: %s", len(rows), error)
                 self._sender.close()
                 with self._changed:
                     self._last_error = error

@@ -126,7 +126,7 @@ class Webhook:
             raise self._failed(str(error) or type(error).__name__) from error
         if status == DROPPED:
             log.warning(
-                "webhook %s: the receiver does not want %d events from %s, which are dropped (422)",
+                "webhook %s: dropped %d events from %s, because the receiver answered 422",
                 self.name,
                 len(delivery.events),
                 delivery.events[0].id,

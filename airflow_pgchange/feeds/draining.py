@@ -333,5 +333,7 @@ def _given_up(plan: Plan, batch: Batch, opened: Callable[[], ConsumerTransaction
         with opened() as transaction:
             return None if transaction.busy else transaction.give_up(plan.reason, batch.id)
     except (PgChangeError, psycopg.Error) as error:
-        log.warning("%s: batch %s was not given up now: %s", plan.feed.name, batch.id, error)
+        log.warning(
+            "%s: could not give up batch %s, the next claim will: %s", plan.feed.name, batch.id, error
+        )
         return None

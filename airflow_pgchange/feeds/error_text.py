@@ -72,7 +72,7 @@ def note(
                 connection.execute(sql.SQL("set local {} = {}").format(sql.Identifier(setting), PATIENCE))
             ask(connection, query)
     except (PgChangeError, psycopg.Error) as error:
-        log.warning("%s: the error of batch %s could not be stored: %s", feed.name, batch.id, error)
+        log.warning("%s: could not store the error of batch %s: %s", feed.name, batch.id, error)
 
 
 def _secrets(conninfos: Iterable[str]) -> set[str]:

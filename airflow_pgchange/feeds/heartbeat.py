@@ -90,7 +90,7 @@ class Watch:
                 asyncio.run(self._work())
             except Exception:
                 # Start again: without heartbeats servers would end healthy transactions.
-                log.exception("the heartbeat of connections failed, and is started again")
+                log.exception("the heartbeat of connections failed, will start again")
                 self._witnesses, self._tasks, self._endings = {}, {}, set()
                 time.sleep(AGAIN)
             else:
@@ -160,7 +160,7 @@ class Watch:
             elif time.monotonic() - line.heard_at >= line.deadlines.beat:
                 await _beat(line)
         except Exception:
-            log.exception("a connection could not be watched")
+            log.exception("could not watch a connection")
         if line.error is not None and line.is_open:
             line.close()
             log.warning("%s", line.error)

@@ -106,7 +106,7 @@ class DeadLettersOperator(CheckedArguments, BaseOperator):
                 done = dead_letters.redrive(connection, source, ids=ids, **choice)
                 if not ids:
                     self._tell_of_others(dead_letters.letters(connection, source, **choice))
-        self.log.info("%s: %d letters", self.action, len(done))
+        self.log.info("action %s: %d dead letters", self.action, len(done))
         return {"action": self.action, "letters": done}
 
     def _check_choice(self) -> None:

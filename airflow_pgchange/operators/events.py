@@ -137,7 +137,7 @@ class SubscribeEventsOperator(CheckedArguments, BaseOperator):
         chosen = topical(self.topics, partition=self.partition, by=self.by, expiry=self.expiry)
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             made = subscribe(connection, self.group, chosen)
-        self.log.info("group %s has subscription %s", self.group, made)
+        self.log.info("group %s: subscribed with subscription %s", self.group, made)
         return made
 
 
@@ -190,13 +190,23 @@ class ReplayEventsOperator(CheckedArguments, BaseOperator):
         hook = PgChangeHook(self.postgres_conn_id)
         if not self.subscription_id:
             rewind(hook.conninfo(), self.group, self.since, self.busy_timeout)
-            self.log.info("group %s reads again from %s", self.group, self.since)
+            self.log.info(
+                "group %s: moved back to %s, and will read the events since then again",
+                self.group,
+                self.since,
+            )
             return None
         with hook.get_conn(primary=True) as connection:
             count = replay(connection, self.group, self.subscription_id, self.since, self.limit)
         if count == self.limit:
-            self.log.warning("replayed %d events, which is the limit: the log may have more of them", count)
-        self.log.info("subscription %s gets %d events again", self.subscription_id, count)
+            self.log.warning(
+                "group %s: reached the limit of %d events; the log may have more events to replay",
+                self.group,
+                count,
+            )
+        self.log.info(
+            "group %s: replayed %d events to subscription %s", self.group, count, self.subscription_id
+        )
         return count
 
 

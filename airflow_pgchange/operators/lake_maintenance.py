@@ -82,7 +82,13 @@ class LakeMaintenanceOperator(CheckedArguments, BaseOperator):
                 if leftover.batch is None
                 else f"attempt {leftover.attempt} on batch {leftover.batch}"
             )
-            self.log.info("%s files of %s bytes: %s", f"{leftover.files:,}", f"{leftover.bytes:,}", of)
+            self.log.info(
+                "%s: leftovers of %s: %s files of %s bytes",
+                report.table,
+                of,
+                f"{leftover.files:,}",
+                f"{leftover.bytes:,}",
+            )
         return {
             "table": report.table,
             "expired": report.expired,

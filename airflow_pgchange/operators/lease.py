@@ -120,7 +120,7 @@ def ack_batch(operator: ConsumerOperator, handle: Handle, context: Context, writ
 
     batch = detached.finish(handle, results, source, write_all, stopped=operator._stop)
     if batch is None:
-        operator.log.info("%s: batch %s was acked before", handle.feed.name, handle.batch_id)
+        operator.log.info("%s: batch %s is already acked", handle.feed.name, handle.batch_id)
         return False
     outcome.committed(batch)
     metrics.report_batch(handle.feed.name, batch.count, sum(batch.seconds.values()), batch.seconds)

@@ -97,5 +97,5 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
         if report.failed:
             raise PgChangeError("; ".join(report.failed))
         if not (report.done or report.attention):
-            self.log.info("nothing to do, and no findings that need a person")
+            self.log.info("nothing to do, and no problems that need attention")
         return {"done": report.done, "attention": report.attention}

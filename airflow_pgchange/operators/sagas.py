@@ -60,7 +60,7 @@ class StartSagaOperator(CheckedArguments, BaseOperator):
         """Return the number of the saga, as ``mbus.sagas`` shows it."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             number = start_saga(connection, self.saga, self.data)
-        self.log.info("saga %s %d has begun", self.saga.name, number)
+        self.log.info("started saga %s %d", self.saga.name, number)
         return number
 
 

@@ -98,7 +98,12 @@ class DetachedSpark(LeasingOperator, FeedOperator):
         except Exception as error:
             self._release(handle, error)
             raise
-        self.log.info("%s: %s works on the batch, on a worker of the cluster", handle.feed.name, driver.id)
+        self.log.info(
+            "%s: driver %s processes batch %s on a worker of the cluster",
+            handle.feed.name,
+            driver.id,
+            handle.batch_id,
+        )
         return driver
 
     def _defer(self, handle: Handle, driver: Driver) -> NoReturn:

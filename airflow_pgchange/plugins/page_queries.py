@@ -132,7 +132,7 @@ class QueryCache:
                 try:
                     query.ask()
                 except Exception:
-                    log.warning("a database could not be sampled", exc_info=True)
+                    log.warning("could not take a sample of a database for the page", exc_info=True)
 
     def answer(self, place: Place, question: Callable[..., T], *arguments: Any) -> CachedAnswer[T]:
         """Return the answer of a place to a query other than status. The least recently used answers are dropped."""

@@ -105,7 +105,7 @@ class QueryThread:
             try:
                 turn()
             except Exception:
-                log.warning("the query of a database failed", exc_info=True)
+                log.warning("a query of the page failed", exc_info=True)
 
     def ask(self, question: Callable[[Sequence[Connection]], T]) -> T:
         """Call ``question`` with the connections, once no other call is running."""
@@ -208,7 +208,7 @@ class CachedQuery(Generic[T]):
         except (PgChangeError, psycopg.Error) as error:
             failure = self.thread.without_secrets(str(error).strip()) or type(error).__name__
         except Exception as error:
-            log.warning("the query of a database failed", exc_info=True)
+            log.warning("a query of the page failed", exc_info=True)
             failure = type(error).__name__
         with self._lock:
             now = time.monotonic()
@@ -222,7 +222,7 @@ class CachedQuery(Generic[T]):
             try:
                 self.thread.ask(partial(self.afterwards, answer))
             except (ServerUnavailable, AirflowNotFoundException):
-                log.warning("the samples of a database could not be recorded", exc_info=True)
+                log.warning("could not record the samples of a database for the page", exc_info=True)
 
 
 def opened(conninfo: str, **settings: str) -> Connection:

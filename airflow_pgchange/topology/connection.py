@@ -189,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
         """Send the client the error, log it, and close the connection."""
         if self._leaving:
             return
-        log.log(level, "%s: let go: %s", self, _in_one_line(str(refusal)))
+        log.log(level, "%s: disconnected: %s", self, _in_one_line(str(refusal)))
         self._pieces.clear()
         self._transport.write(replies.error(refusal.sqlstate, str(refusal), refusal.hint, fatal=True))
         self._leave()
@@ -250,7 +250,7 @@ class Connection(asyncio.BufferedProtocol):
                 ssl_handshake_timeout=seconds("startup_timeout", self._limits.startup_timeout),
             )
         except OSError as error:
-            log.warning("%s: let go: no TLS: %s", self, str(error) or "it ended the connection")
+            log.warning("%s: disconnected: TLS failed: %s", self, str(error) or "it ended the connection")
             # Break the reference cycle of the error and its future, which would keep the TLS buffers alive.
             error.__traceback__ = None
             encrypted = None

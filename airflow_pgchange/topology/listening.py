@@ -93,7 +93,7 @@ async def admit(listening: socket.socket, welcome: Welcome) -> None:
             continue
         except OSError as error:
             if loop.time() >= log_next:
-                log.warning("new connections cannot be accepted and wait: %s; %s", error, ADVICE)
+                log.warning("cannot accept new connections, which wait: %s; %s", error, ADVICE)
                 log_next = loop.time() + QUIET
             await asyncio.sleep(PAUSE)
             continue

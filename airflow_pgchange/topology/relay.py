@@ -172,7 +172,7 @@ class Relay:
     def _log_lost(self, reason: str) -> None:
         """Log that the catalogue is lost, once for each reason, not at every retry."""
         if reason != self._logged:
-            log.warning("the connection to the catalogue is lost, and is retried: %s", reason)
+            log.warning("the connection to the catalogue is lost, will retry: %s", reason)
         self._logged = reason
 
     async def _begin(self, term: Term) -> None:

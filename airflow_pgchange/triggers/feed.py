@@ -248,7 +248,7 @@ def _event(trigger: BaseTrigger, name: str, news: News, once: bool) -> TriggerEv
         if once and not isinstance(news.error, AirflowUnavailable | ServerUnavailable | ConsumerBusy):
             permanent = isinstance(news.error, Permanent)
             return _fired({"feed": name, "error": str(news.error), "permanent": permanent})
-        trigger.log.warning("%s: %s; asking again in %g s", name, news.error, news.retry_in)
+        trigger.log.warning("%s: the query failed, will retry in %g s: %s", name, news.retry_in, news.error)
     else:
         return _fired(news)
     return None

@@ -113,7 +113,7 @@ def work_off(
             except (Exception, SystemExit) as error:
                 if consumer.connection.closed:
                     raise
-                log.exception("%s: control pod %s failed, and is kept", feed.name, row["seq"])
+                log.exception("%s: control pod %s failed, the next run will retry it", feed.name, row["seq"])
                 turn.failed = turn.failed or error
                 continue
             if one is not None:
@@ -257,7 +257,9 @@ class _Turn:
                         touched += ask(connection, self._about(collect, question.seq, ids))
             except Refused as error:
                 refusals.append(error)
-                log.warning("%s: control pod %s: %s", self.feed.name, question.seq, error)
+                log.warning(
+                    "%s: the downstream refused control pod %s: %s", self.feed.name, question.seq, error
+                )
         if len(refusals) == len(questions):
             raise refusals[0]
         return touched

@@ -348,6 +348,6 @@ async def test_a_client_cannot_write_lines_of_its_own_into_the_log(caplog):
     with caplog.at_level(logging.INFO):
         made.protocol.data_received(startup(user="ann\nERROR", smart_connector="9\nERROR all is lost\x1b[2J"))
     made.protocol.connection_lost(None)
-    (record,) = [record for record in caplog.records if "let go" in record.getMessage()]
+    (record,) = [record for record in caplog.records if "disconnected" in record.getMessage()]
     assert record.getMessage().isprintable()
     assert "ERROR all is lost" in record.getMessage()

@@ -110,7 +110,7 @@ class TubeAttachOperator(CheckedArguments, SqlFromFile, BaseOperator):
                     tubes.attach(
                         connection, self.tube, table, shard=self.shard, key=self.key, group_by=self.group_by
                     )
-            self.log.info("%s: touched by %s", self.tube, ", ".join(self.tables))
+            self.log.info("tube %s: attached %s", self.tube, ", ".join(self.tables))
 
 
 class TubeTouchOperator(CheckedArguments, SqlFromFile, BaseOperator):

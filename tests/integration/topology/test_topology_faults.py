@@ -82,7 +82,7 @@ def test_malformed_bytes_are_refused_logged_once_and_harm_no_other_client(db, ca
         catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
         assert len(other.receive(30)) == 1
         relay.stop()
-        assert sum("let go" in line and "client 2" in line for line in relay.lines) == 1
+        assert sum("disconnected" in line and "client 2" in line for line in relay.lines) == 1
 
 
 def test_a_query_of_many_blanks_holds_up_nobody(db, catalogue):
