@@ -53,8 +53,8 @@ MOVABLE = _arg(
 DELTA = _arg(
     "--delta",
     metavar="location",
-    help="location of a Delta table that refuses the current batch after a restore: let only this table accept the "
-    "batch, and leave the consumer as it is",
+    help="location of a Delta table that refuses the current batch after a restore. Let this table accept the batch, and "
+    "change nothing else",
 )
 REASON = _arg("--reason", required=True, help="the reason, which is recorded")
 TO = _arg(
