@@ -328,7 +328,9 @@ def test_a_role_that_may_not_read_the_table_of_an_instance_is_told_that_it_is_th
         try:
             cluster = replace(spread.reached, instances="dbname=postgres user=stranger")
             with (
-                pytest.raises(PermissionDenied, match="(?s)role of the instances' connection.*grant select on"),
+                pytest.raises(
+                    PermissionDenied, match="(?s)role of the instances' connection.*grant select on"
+                ),
                 batch_of(feed, db, cluster=cluster) as job,
             ):
                 accounts(job)
