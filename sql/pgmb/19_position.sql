@@ -87,6 +87,19 @@ language sql stable as $$
         where g.group_id = over_gap.gid and g.low <= over_gap.after order by g.low desc limit 1) collate "C")
 $$;
 
+-- The end of the first part of a span of ids: some partition_intervals behind its beginning, at most its end. A read mostly finds
+-- enough in the first interval, which is in one or two partitions. The cost of a query of the whole span grows with its partitions.
+create function pgmb.first_part(after text, before text, intervals integer default 1) returns text
+language sql stable as $$
+    select case when first_part.before collate "C" > c.cursor then c.cursor else first_part.before end
+    from pgmb.cursor_at(
+        least(
+            pgmb.micros(first_part.after)
+            + intervals * 1000000 * extract(epoch from pgmb.setting_as_interval('partition_interval'))::bigint,
+            4503599627370495),
+        0) as c(cursor)
+$$;
+
 -- The next events of a group, at most the given number. Returns the number of events, the cursor behind them, whether every slice
 -- is alone, and the lowest and highest id. runs: the events in runs of about step events, in the form of a batch.
 create function pgmb.next_events(
@@ -101,7 +114,13 @@ set enable_sort = off
 set jit = off
 as $$
 declare
-    span record;
+    has_many constant boolean := exists (
+        select from pg_inherits as i where i.inhparent = 'pgmb.dispatched'::regclass offset 50);
+    lower_end text := pgmb.over_gap(gid, next_events.after);
+    -- So that partitions of the future are not read.
+    before constant text := left((pgmb.dispatcher_now()).last_id, 15) || 'g';
+    upper_end text := case when has_many then pgmb.first_part(lower_end, before) else before end;
+    is_custom boolean;
     slice record;
     seen text;
     begun bigint;
@@ -113,50 +132,45 @@ begin
     alone := true;
     upto := after;
     runs := '[]';
-    select s.after, s.before,
-           case when exists (select from pg_inherits as i where i.inhparent = 'pgmb.dispatched'::regclass offset 50)
-           then pgmb.micros(s.before) - pgmb.micros(s.after)
-                < 50 * 1000000 * extract(epoch from pgmb.setting_as_interval('partition_interval'))
-           end as is_narrow
-    into span
-    from (
-        select pgmb.over_gap(gid, next_events.after) as after,
-               -- So that partitions of the future are not read.
-               (select left(l.last_id, 15) || 'g' from pgmb.dispatcher as l order by l.version desc limit 1) as before
-        offset 0
-    ) as s;
-    if span.is_narrow then
-        -- A kept plan locks all partitions. With many of them, that takes longer than planning the query for the few of the span.
-        perform set_config('plan_cache_mode', 'force_custom_plan', true);
-    end if;
-    for slice in
-        select d.id, d.alone, d.event_ids[1] as lowest, d.event_ids[cardinality(d.event_ids)] as highest
-        from pgmb.dispatched as d
-        where d.group_id = gid and d.id > span.after and d.id < span.before
-        order by d.group_id, d.id
-    loop
-        if span.is_narrow and seen is null then
-            -- The expressions below keep their plans.
-            perform set_config('plan_cache_mode', 'force_generic_plan', true);
-        end if;
-        -- The slices of several subscriptions have the same id.
-        if slice.id is distinct from seen then
-            exit when count = most;
-            if run_count >= step then
-                runs := runs || jsonb_build_object('count', run_count, 'after', run_after, 'upto', upto);
-                run_after := upto;
-                run_count := 0;
+    -- The first part, and then the rest.
+    for part in 1..2 loop
+        -- A kept plan locks all partitions. With many of them, that takes longer than planning the query for the few of a part.
+        is_custom := has_many and (part = 1 or pgmb.first_part(lower_end, upper_end, 50) = upper_end);
+        perform set_config('plan_cache_mode', 'force_custom_plan', true) where is_custom;
+        for slice in
+            select d.id, d.alone, d.event_ids[1] as lowest, d.event_ids[cardinality(d.event_ids)] as highest
+            from pgmb.dispatched as d
+            where d.group_id = gid and d.id > lower_end and d.id < upper_end
+            order by d.group_id, d.id
+        loop
+            if is_custom then
+                -- The expressions below keep their plans.
+                perform set_config('plan_cache_mode', 'force_generic_plan', true);
+                is_custom := false;
             end if;
-            begun := case when left(slice.id, 15) = left(upto, 15) then pgmb.rank_of(upto) else 0 end;
-            n := least(pgmb.rank_of(slice.id) - begun, most - count);
-            count := count + n;
-            run_count := run_count + n;
-            upto := pgmb.cursor_at(pgmb.micros(slice.id), begun + n);
-            seen := slice.id;
-        end if;
-        alone := alone and slice.alone;
-        lowest := least(lowest, slice.lowest collate "C");
-        highest := greatest(highest, slice.highest collate "C");
+            -- The slices of several subscriptions have the same id.
+            if slice.id is distinct from seen then
+                exit when count = most;
+                if run_count >= step then
+                    runs := runs || jsonb_build_object('count', run_count, 'after', run_after, 'upto', upto);
+                    run_after := upto;
+                    run_count := 0;
+                end if;
+                begun := case when left(slice.id, 15) = left(upto, 15) then pgmb.rank_of(upto) else 0 end;
+                n := least(pgmb.rank_of(slice.id) - begun, most - count);
+                count := count + n;
+                run_count := run_count + n;
+                upto := pgmb.cursor_at(pgmb.micros(slice.id), begun + n);
+                seen := slice.id;
+            end if;
+            alone := alone and slice.alone;
+            lowest := least(lowest, slice.lowest collate "C");
+            highest := greatest(highest, slice.highest collate "C");
+        end loop;
+        exit when count = most or upper_end = before;
+        perform set_config('plan_cache_mode', 'force_generic_plan', true) where is_custom;
+        lower_end := upper_end;
+        upper_end := before;
     end loop;
     if count > 0 then
         runs := runs || jsonb_build_object('count', run_count, 'after', run_after, 'upto', upto);

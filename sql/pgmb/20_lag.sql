@@ -65,22 +65,33 @@ declare
     at constant pgmb.dispatcher := pgmb.dispatcher_now();
     -- Events before this id are dispatched, so partitions of the future are not read.
     before constant text := left(at.last_id, 15) || 'g';
-    reached text := after;
+    reached text := pgmb.over_gap(gid, after);
+    part text := pgmb.first_part(reached, before);
     slice record;
     latest record;
     started bigint;
     counted bigint := 0;
+    whole_reads integer := 0;
 begin
     for n in 0..greatest(dispatches, 1) loop
         select d.id, d.total into slice
         from pgmb.dispatched as d
-        where d.group_id = gid and d.id > reached and d.id < before
+        where d.group_id = gid and d.id > reached and d.id < part
         order by d.group_id, d.id limit 1;
-        if not found then
+        if not found and part <> before then
+            select d.id, d.total into slice
+            from pgmb.dispatched as d
+            where d.group_id = gid and d.id > part and d.id < before
+            order by d.group_id, d.id limit 1;
+            whole_reads := whole_reads + 1;
+            part := pgmb.first_part(slice.id, before);
+        end if;
+        if slice.id is null then
             return counted;
         end if;
         started := coalesce(started, slice.total);
-        exit when n = greatest(dispatches, 1);
+        -- Two reads of the rest of the span are enough for an estimate.
+        exit when n = greatest(dispatches, 1) or n > 0 and whole_reads = 2;
         select d.id into latest
         from pgmb.dispatched as d
         where d.group_id = gid and d.id >= slice.id and d.id < left(slice.id, 15) || 'g'
