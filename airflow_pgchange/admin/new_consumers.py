@@ -10,7 +10,7 @@ import psycopg
 from airflow_pgchange.errors import PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.feeds.feed import BEGINNING, Feed, Watched, identity
-from airflow_pgchange.feeds.start_position import outlook, told
+from airflow_pgchange.feeds.start_position import outlook, start_text
 
 Connection = psycopg.Connection[Any]
 Key = tuple[str, str]
@@ -72,7 +72,7 @@ def _new(row: Row, named: Mapping[Key, Named]) -> str | None:
     lag = None
     if consumer.start == BEGINNING and row["ready"] is not None:
         lag = Lag(row["ready"], row["waiting"] or 0, row["ready_exact"] is not False)
-    return f"new consumer, {told(consumer.start, lag)}"
+    return f"new consumer, {start_text(consumer.start, lag)}"
 
 
 def _unregistered(results: Connection, source: Connection, feed: Feed, start: str) -> list[Row]:

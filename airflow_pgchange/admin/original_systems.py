@@ -144,10 +144,10 @@ def refuse_roles(connection: psycopg.Connection[Any], systems: Sequence[System])
             sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(name)).as_string(None)
             for name in theirs
         )
-        kept = sql.SQL("comment on role {} is {}").format(sql.Identifier(admin), mark).as_string(None)
+        statement = sql.SQL("comment on role {} is {}").format(sql.Identifier(admin), mark).as_string(None)
         ways = [
             f"drop the roles that another system left here: `{dropped}`",
-            f"keep its members as the admins of ours: `{kept}`",
+            f"keep its members as the admins of ours: `{statement}`",
             *ways,
         ]
     comment = f" ({marks[admin]})" if marks[admin] else ""

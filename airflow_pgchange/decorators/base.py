@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class Given:
+class WithRuntimeArguments:
     """A mixin for an operator with a decorated function. List it before DecoratedOperator.
 
-    The function takes any of the arguments in ``given``, whose values exist only when the task runs. It may also take
-    arguments of its own and those of Airflow's context.
+    The function takes any of the arguments in ``runtime_arguments``, whose values exist only when the task runs. It may
+    also take arguments of its own and those of Airflow's context.
     """
 
-    given: ClassVar[Sequence[str]]
+    runtime_arguments: ClassVar[Sequence[str]]
     python_callable: Callable[..., Any]
     op_kwargs: Any
 
@@ -32,11 +32,11 @@ class Given:
         **kwargs: Any,
     ) -> None:
         parameters = inspect.signature(python_callable).parameters
-        self._taken = tuple(name for name in self.given if name in parameters)
+        self._taken = tuple(name for name in self.runtime_arguments if name in parameters)
         free = [
             parameter
             for parameter in parameters.values()
-            if parameter.name not in self.given and parameter.kind is not parameter.VAR_POSITIONAL
+            if parameter.name not in self.runtime_arguments and parameter.kind is not parameter.VAR_POSITIONAL
         ]
         op_args, op_kwargs = op_args or (), op_kwargs or {}
         # The base class gets keywords only, so check here for too many arguments and for duplicates.

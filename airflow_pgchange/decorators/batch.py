@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import psycopg
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
-from airflow_pgchange.decorators.base import Given
+from airflow_pgchange.decorators.base import WithRuntimeArguments
 from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.operators.batch import BatchOperator
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class BatchDecoratedOperator(Given, DecoratedOperator, BatchOperator):
+class BatchDecoratedOperator(WithRuntimeArguments, DecoratedOperator, BatchOperator):
     """BatchOperator with a decorated function, which takes any of ``batch``, ``changes`` and ``connection``.
 
     The function may also take arguments of its own and those of Airflow's context. Its return value is not kept, because
@@ -24,7 +24,7 @@ class BatchDecoratedOperator(Given, DecoratedOperator, BatchOperator):
     exactly once. Other effects happen at least once, and ``batch.id`` is their idempotency key.
     """
 
-    given: ClassVar[Sequence[str]] = ("batch", "changes", "connection")
+    runtime_arguments: ClassVar[Sequence[str]] = ("batch", "changes", "connection")
     template_fields: Sequence[str] = (*DecoratedOperator.template_fields, *BatchOperator.template_fields)
     template_fields_renderers: ClassVar[dict[str, str]] = {
         **DecoratedOperator.template_fields_renderers,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
-from airflow_pgchange.decorators.base import Given
+from airflow_pgchange.decorators.base import WithRuntimeArguments
 from airflow_pgchange.events import Handler
 from airflow_pgchange.operators.handlers import EventHandlersOperator
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class HandlerDecoratedOperator(Given, DecoratedOperator, EventHandlersOperator):
+class HandlerDecoratedOperator(WithRuntimeArguments, DecoratedOperator, EventHandlersOperator):
     """EventHandlersOperator with one handler: a decorated function, ``def`` or ``async def``, which takes ``delivery``.
 
     The function may also take arguments of its own and those of Airflow's context. The guarantee is that of
@@ -25,7 +25,7 @@ class HandlerDecoratedOperator(Given, DecoratedOperator, EventHandlersOperator):
     :param handler: further arguments of Handler, such as ``{"reliable": False}``; ``name`` defaults to the function's
     """
 
-    given: ClassVar[Sequence[str]] = ("delivery",)
+    runtime_arguments: ClassVar[Sequence[str]] = ("delivery",)
     template_fields: Sequence[str] = (
         *DecoratedOperator.template_fields,
         *EventHandlersOperator.template_fields,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
-from airflow_pgchange.decorators.base import Given
+from airflow_pgchange.decorators.base import WithRuntimeArguments
 from airflow_pgchange.messages.saga_handling import Do
 from airflow_pgchange.operators.sagas import SagaHandlerOperator
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class SagaDecoratedOperator(Given, DecoratedOperator, SagaHandlerOperator):
+class SagaDecoratedOperator(WithRuntimeArguments, DecoratedOperator, SagaHandlerOperator):
     """SagaHandlerOperator with a decorated function, which takes any of ``work`` and ``connection``.
 
     The function may also take arguments of its own and those of Airflow's context. Its return values and the guarantee
     are those of SagaHandlerOperator.
     """
 
-    given: ClassVar[Sequence[str]] = ("work", "connection")
+    runtime_arguments: ClassVar[Sequence[str]] = ("work", "connection")
     template_fields: Sequence[str] = (
         *DecoratedOperator.template_fields,
         *SagaHandlerOperator.template_fields,

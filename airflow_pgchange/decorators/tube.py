@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
-from airflow_pgchange.decorators.base import Given
+from airflow_pgchange.decorators.base import WithRuntimeArguments
 from airflow_pgchange.operators.tube.control_pods import TubeGarbageCollectOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class CollectDecoratedOperator(Given, DecoratedOperator, TubeGarbageCollectOperator):
+class CollectDecoratedOperator(WithRuntimeArguments, DecoratedOperator, TubeGarbageCollectOperator):
     """TubeGarbageCollectOperator with a decorated function as ``downstream``, which takes ``control`` and returns ids.
 
     The function may also take arguments of its own and those of Airflow's context. The guarantee is that of
     TubeGarbageCollectOperator.
     """
 
-    given: ClassVar[Sequence[str]] = ("control",)
+    runtime_arguments: ClassVar[Sequence[str]] = ("control",)
     template_fields: Sequence[str] = (
         *DecoratedOperator.template_fields,
         *TubeGarbageCollectOperator.template_fields,

@@ -15,7 +15,7 @@ from airflow_pgchange.errors import (
     TooManyClients,
 )
 from airflow_pgchange.events.shutdown import on_ending
-from airflow_pgchange.events.stream import Place
+from airflow_pgchange.events.stream import StreamPosition
 from airflow_pgchange.events.streams import EventStreams
 from airflow_pgchange.events.subscriptions import Selection
 from airflow_pgchange.feeds.argument_checks import MOMENT, Seconds, seconds
@@ -84,7 +84,7 @@ def event_router(
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> EventResponse:
         try:
-            last = Place.parse(last_event_id) if last_event_id else None
+            last = StreamPosition.parse(last_event_id) if last_event_id else None
         except InvalidArgument as error:
             raise HTTPException(400, str(error)) from error
         opened = AsyncExitStack()

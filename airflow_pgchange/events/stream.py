@@ -14,15 +14,15 @@ BEHIND_ALL = "~"
 """A text that sorts after every event id."""
 FIRST_PORTION, LARGEST_PORTION = 10, 100
 """Number of missed events in one query: the first, and the maximum."""
-PLACE = re.compile(r"(pm[0-9a-f]{22})?\.(pm[0-9a-f]{22})?\.([0-9a-f]{13})")
+POSITION = re.compile(r"(pm[0-9a-f]{22})?\.(pm[0-9a-f]{22})?\.([0-9a-f]{13})")
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class StreamPosition:
     """A position in the order of dispatch of a group: after an event of a slice, or after the whole slice.
 
     ``seen`` is the latest time, in microseconds of the server's clock, at which no later event existed. The text of a
-    place is the id of a server-sent event.
+    position is the id of a server-sent event.
     """
 
     slice: str
@@ -33,9 +33,9 @@ class Place:
         return f"{self.slice}.{'' if self.event == BEHIND_ALL else self.event}.{self.seen:013x}"
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> StreamPosition:
         """Parse the id of a server-sent event. Raises InvalidArgument if the text is not such an id."""
-        match = PLACE.fullmatch(text)
+        match = POSITION.fullmatch(text)
         if match is None:
             raise InvalidArgument(
                 f"Last-Event-ID {text!r:.100} was not sent by this server: connect without it to begin with new events"
@@ -43,28 +43,28 @@ class Place:
         return cls(match[1] or "", match[2] or BEHIND_ALL, int(match[3], 16))
 
 
-def message(place: Place, data: str) -> bytes:
+def message(position: StreamPosition, data: str) -> bytes:
     """Return an event as a server-sent event. PostgreSQL's JSON has no line breaks, so it fits into one data line."""
-    return f"id: {place}\ndata: {data}\n\n".encode()
+    return f"id: {position}\ndata: {data}\n\n".encode()
 
 
-def notice(kind: str, reason: str, place: Place | None = None) -> bytes:
-    """Return a server-sent event about the stream itself. Without a place, the client keeps its last id."""
-    moved = "" if place is None else f"id: {place}\n"
+def notice(kind: str, reason: str, position: StreamPosition | None = None) -> bytes:
+    """Return a server-sent event about the stream itself. Without a position, the client keeps its last id."""
+    moved = "" if position is None else f"id: {position}\n"
     return f"event: {kind}\n{moved}data: {json.dumps({'reason': reason})}\n\n".encode()
 
 
 class Client:
     """The buffer of one client, at most about ``buffer`` bytes. A larger event is buffered alone.
 
-    ``place`` is the position after all events that were buffered or replayed. ``portion`` is the number of missed events
-    to read next. It doubles as long as the events fit into the buffer; else it is the number that fit. If the buffer is
-    full, the client is dropped: its buffer is cleared, and the last message is the reason.
+    ``position`` is the position after all events that were buffered or replayed. ``portion`` is the number of missed
+    events to read next. It doubles as long as the events fit into the buffer; else it is the number that fit. If the
+    buffer is full, the client is dropped: its buffer is cleared, and the last message is the reason.
     """
 
-    def __init__(self, subscription_id: str, place: Place, buffer: int) -> None:
+    def __init__(self, subscription_id: str, position: StreamPosition, buffer: int) -> None:
         self.subscription_id = subscription_id
-        self.place = place
+        self.position = position
         self.portion = FIRST_PORTION
         self.ended = False
         self._buffer = buffer
@@ -72,9 +72,9 @@ class Client:
         self._bytes = 0
         self._news = asyncio.Event()
 
-    def put(self, place: Place, text: bytes) -> None:
+    def put(self, position: StreamPosition, text: bytes) -> None:
         """Buffer an event of the client's subscription, unless the client had it before."""
-        if self.ended or place <= self.place:
+        if self.ended or position <= self.position:
             return
         if self._waiting and self._bytes + len(text) > self._buffer:
             self.drop(
@@ -82,7 +82,7 @@ class Client:
                 "what you have not seen comes again"
             )
             return
-        self.place = place
+        self.position = position
         self._waiting.append(text)
         self._bytes += len(text)
         self._news.set()

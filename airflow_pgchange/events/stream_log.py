@@ -14,7 +14,7 @@ from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.events.event import MICROSECOND, id_of_microsecond
-from airflow_pgchange.events.stream import Place
+from airflow_pgchange.events.stream import StreamPosition
 from airflow_pgchange.events.subscriptions import Selection, subscribing
 from airflow_pgchange.feeds.connections import connect_async, lasting
 from airflow_pgchange.feeds.error_translation import translated
@@ -90,15 +90,15 @@ class StreamLog:
             with suppress(psycopg.Error):
                 await connection.close()
 
-    async def end(self) -> Place:
-        """Return the place after all dispatched events. Raises InvalidArgument if the group has other readers."""
+    async def end(self) -> StreamPosition:
+        """Return the position after all dispatched events. Raises InvalidArgument if the group has other readers."""
         [(taken, at, now)] = await self._rows(STARTED, [self._group] * 3)
         if taken:
             raise InvalidArgument(
                 f"group {self._group} has subscriptions of another reader, which would lose events: give streams a "
                 "group of their own"
             )
-        return Place(at, seen=now)
+        return StreamPosition(at, seen=now)
 
     async def subscribe(self, selection: Selection, expiry: timedelta) -> tuple[str, int]:
         """Subscribe. Return the subscription's id and its creation time in microseconds of the server's clock."""
@@ -106,12 +106,12 @@ class StreamLog:
         [(subscription_id, since)] = await self._rows(query, values)
         return str(subscription_id), (since - EPOCH) // MICROSECOND
 
-    async def live(self, after: Place) -> list[tuple[Place, list[str], str | None]]:
-        """Return the events of the next slices: place, subscriptions, and data. The data of a deleted event is None."""
+    async def live(self, after: StreamPosition) -> list[tuple[StreamPosition, list[str], str | None]]:
+        """Return the events of the next slices: position, subscriptions, and data. A deleted event has the data None."""
         rows = await self._rows(LIVE, [self._group, after.slice])
         shown = await self._shown([event for _, event, _ in rows])
         return [
-            (Place(at, event, _time(at)), subscriptions, shown.get(event))
+            (StreamPosition(at, event, _time(at)), subscriptions, shown.get(event))
             for at, event, subscriptions in rows
         ]
 
@@ -121,37 +121,37 @@ class StreamLog:
         return now, dispatched
 
     async def missed(
-        self, subscription_id: str, last: Place, upto: Place, most: int
-    ) -> list[tuple[Place, str | None]]:
-        """Return the next events of a subscription between two places, fewer than ``most`` only if there are no more.
+        self, subscription_id: str, last: StreamPosition, upto: StreamPosition, most: int
+    ) -> list[tuple[StreamPosition, str | None]]:
+        """Return the next events of a subscription between two positions, fewer than ``most`` only if there are no more.
 
         The data of a deleted event is None.
         """
         rows = await self._rows(MISSED, [*self._between(subscription_id, last, upto), most])
         shown = await self._shown([event for _, event in rows])
-        places = [Place(at, event, _time(at)) for at, event in rows]
-        # Give the later ``seen`` only to the place of the last event. A client that leaves at an earlier event has not
-        # received the newer events.
-        if places and len(places) < most:
-            places[-1] = replace(places[-1], seen=upto.seen)
-        return [(place, shown.get(place.event)) for place in places]
+        positions = [StreamPosition(at, event, _time(at)) for at, event in rows]
+        # Give the later ``seen`` only to the position of the last event. A client that leaves at an earlier event has
+        # not received the newer events.
+        if positions and len(positions) < most:
+            positions[-1] = replace(positions[-1], seen=upto.seen)
+        return [(position, shown.get(position.event)) for position in positions]
 
-    async def count(self, subscription_id: str, last: Place, upto: Place, most: int) -> tuple[int, int, bool]:
-        """Count the events of a subscription between two places, up to ``most``.
+    async def count(self, subscription_id: str, last: StreamPosition, upto: StreamPosition, most: int) -> tuple[int, int, bool]:
+        """Count the events of a subscription between two positions, up to ``most``.
 
-        Returns the server's clock in microseconds, the count, and whether the group has ever reached the place ``last``.
+        Returns the server's clock in microseconds, the count, and whether the group has ever reached ``last``.
         """
         values = [*self._between(subscription_id, last, upto), most, last.slice, self._group]
         [(now, count, reached)] = await self._rows(COUNTED, values)
         return now, count, reached or last.slice <= upto.slice
 
-    async def passed(self, place: Place) -> bool:
-        """Return whether events after a place may be gone, because another process of the group trimmed them."""
-        seen = id_of_microsecond(place.seen, 0)
+    async def passed(self, position: StreamPosition) -> bool:
+        """Return whether events after a position may be gone, because another process of the group trimmed them."""
+        seen = id_of_microsecond(position.seen, 0)
         [(passed,)] = await self._rows(PASSED, [self._group, seen])
         return bool(passed)
 
-    async def keep(self, subscription_ids: Sequence[str], place: Place, age: timedelta) -> set[str]:
+    async def keep(self, subscription_ids: Sequence[str], position: StreamPosition, age: timedelta) -> set[str]:
         """Keep subscriptions from expiring, and allow trimming of events older than ``age``.
 
         Returns the subscriptions that still exist.
@@ -159,7 +159,7 @@ class StreamLog:
         ids = list(subscription_ids)
         await self._rows("select pgmb.keep_alive(%s, %s)", [self._group, ids])
         kept_ids = await self._rows(KEPT, [ids])
-        await self._let_go(place.seen - age // MICROSECOND)
+        await self._let_go(position.seen - age // MICROSECOND)
         return {subscription_id for (subscription_id,) in kept_ids}
 
     async def _let_go(self, since: int) -> None:
@@ -180,7 +180,7 @@ class StreamLog:
         """Return the JSON text of events by their ids."""
         return dict(await self._rows(EVENTS, [event_ids])) if event_ids else {}
 
-    def _between(self, subscription_id: str, last: Place, upto: Place) -> list[Any]:
+    def _between(self, subscription_id: str, last: StreamPosition, upto: StreamPosition) -> list[Any]:
         return [self._group, subscription_id, last.slice, upto.slice, last.slice, last.event]
 
     async def _rows(self, query: str | sql.Composed, values: Sequence[Any] = ()) -> list[Any]:

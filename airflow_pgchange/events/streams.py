@@ -15,7 +15,7 @@ import psycopg
 
 from airflow_pgchange.errors import PgChangeError, TooManyClients
 from airflow_pgchange.events.event import MICROSECOND
-from airflow_pgchange.events.stream import LARGEST_PORTION, Client, Place, message, notice
+from airflow_pgchange.events.stream import LARGEST_PORTION, Client, StreamPosition, message, notice
 from airflow_pgchange.events.stream_log import StreamLog
 from airflow_pgchange.events.subscriptions import LEAST_EXPIRY, Selection
 from airflow_pgchange.feeds.argument_checks import MOMENT, Seconds, check_count, check_group_name, seconds
@@ -69,7 +69,7 @@ class EventStreams:
         self._poll_interval = seconds("poll_interval", poll_interval)
         self._log = StreamLog(conninfo, group)
         self._one_at_a_time = asyncio.Lock()
-        self._place = Place("")
+        self._position = StreamPosition("")
         self._clients: dict[str, set[Client]] = defaultdict(set)
         self._count = 0
         self._keep_at = 0.0
@@ -89,7 +89,7 @@ class EventStreams:
         """
         await self._log.connect()
         try:
-            self._place = await self._log.end()
+            self._position = await self._log.end()
             self._begun = True
             self._stopped = False
             watching = asyncio.create_task(self._watch(), name="pgchange-event-streams")
@@ -111,9 +111,9 @@ class EventStreams:
 
     @asynccontextmanager
     async def stream(
-        self, selection: Selection, last: Place | None = None, keep_alive: Seconds = 15.0
+        self, selection: Selection, last: StreamPosition | None = None, keep_alive: Seconds = 15.0
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Stream the events of a selection as server-sent events, after the place ``last`` or from now on.
+        """Stream the events of a selection as server-sent events, after the position ``last`` or from now on.
 
         After ``keep_alive`` without an event, a comment with an id is sent. Raises TooManyClients and ServerUnavailable.
         """
@@ -141,20 +141,20 @@ class EventStreams:
             if client is not None:
                 self._forget(client)
 
-    async def _client(self, selection: Selection, last: Place | None) -> tuple[Client, bytes]:
-        """Return a client at its place, and its first message, which has at least an id to reconnect with."""
+    async def _client(self, selection: Selection, last: StreamPosition | None) -> tuple[Client, bytes]:
+        """Return a client at its position, and its first message, which has at least an id to reconnect with."""
         expiry = max(3 * self.retention, LEAST_EXPIRY)
         subscription_id, since = await self._log.subscribe(selection, expiry)
         gap = None if last is None else await self._gap(subscription_id, since, last)
-        here = replace(self._place, seen=max(self._place.seen, since))
-        place = here if last is None or gap is not None else last
-        first = f"id: {place}\n\n".encode() if gap is None else notice("gap", gap, place)
-        return Client(subscription_id, place, self._buffer), first
+        here = replace(self._position, seen=max(self._position.seen, since))
+        position = here if last is None or gap is not None else last
+        first = f"id: {position}\n\n".encode() if gap is None else notice("gap", gap, position)
+        return Client(subscription_id, position, self._buffer), first
 
-    async def _gap(self, subscription_id: str, since: int, last: Place) -> str | None:
+    async def _gap(self, subscription_id: str, since: int, last: StreamPosition) -> str | None:
         """Return the reason why missed events cannot be replayed; None if they can."""
         most = self._replay_limit
-        now, count, reached = await self._log.count(subscription_id, last, self._place, most + 1)
+        now, count, reached = await self._log.count(subscription_id, last, self._position, most + 1)
         if now - last.seen > self.retention / MICROSECOND:
             reason = f"you were away for longer than {self.retention}"
         elif count > most:
@@ -180,10 +180,10 @@ class EventStreams:
     def _keep_alive_comment(self, client: Client) -> bytes:
         """Return a comment with the current id. It lets the client reconnect from here although it got no event."""
         self._move_on(client)
-        return f": still here\nid: {client.place}\n\n".encode()
+        return f": still here\nid: {client.position}\n\n".encode()
 
     def _move_on(self, client: Client) -> None:
-        client.place = max(client.place, self._place, key=lambda place: (place, place.seen))
+        client.position = max(client.position, self._position, key=lambda position: (position, position.seen))
 
     async def _replayed(self, client: Client) -> list[bytes]:
         """Return the next events that a client missed. If there are no more, or some are gone, switch to live events."""
@@ -193,24 +193,24 @@ class EventStreams:
             if missed is None:
                 self._move_on(client)
                 missed, reason = [], "what you missed was let go of before you had read it"
-                texts.append(notice("gap", f"{reason}: {ANEW}", client.place))
-            for number, (place, data) in enumerate(missed):
+                texts.append(notice("gap", f"{reason}: {ANEW}", client.position))
+            for number, (position, data) in enumerate(missed):
                 if data is not None:
                     if texts and sum(map(len, texts)) + len(data) > self._buffer:
                         client.portion = number
                         return texts
-                    texts.append(message(place, data))
-                client.place = place
+                    texts.append(message(position, data))
+                client.position = position
             if len(missed) < client.portion:
                 self._clients[client.subscription_id].add(client)
             client.portion = min(2 * client.portion, LARGEST_PORTION)
         return texts
 
-    async def _missed(self, client: Client) -> list[tuple[Place, str | None]] | None:
-        """Return the next events that a client missed; None if the log was trimmed beyond the client's place."""
-        missed = await self._log.missed(client.subscription_id, client.place, self._place, client.portion)
+    async def _missed(self, client: Client) -> list[tuple[StreamPosition, str | None]] | None:
+        """Return the next events that a client missed; None if the log was trimmed beyond the client's position."""
+        missed = await self._log.missed(client.subscription_id, client.position, self._position, client.portion)
         # Check after the query, because events may be trimmed until the query reads them.
-        return None if await self._log.passed(client.place) else missed
+        return None if await self._log.passed(client.position) else missed
 
     def _forget(self, client: Client) -> None:
         clients = self._clients[client.subscription_id]
@@ -241,34 +241,34 @@ class EventStreams:
             self._keep_at = 0.0
         if time.monotonic() >= self._keep_at:
             await self._keep()
-        events = await self._log.live(self._place)
-        for place, subscription_ids, data in events:
+        events = await self._log.live(self._position)
+        for position, subscription_ids, data in events:
             if data is None:
-                log.warning("group %s: event %s was deleted before it was sent", self.group, place.event)
+                log.warning("group %s: event %s was deleted before it was sent", self.group, position.event)
             else:
-                self._hand_out(place, subscription_ids, message(place, data))
+                self._hand_out(position, subscription_ids, message(position, data))
         if events:
             last = events[-1][0]
-            self._place = Place(last.slice, seen=max(self._place.seen, last.seen))
+            self._position = StreamPosition(last.slice, seen=max(self._position.seen, last.seen))
             return True
         now, dispatched = await self._log.dispatch()
         if not dispatched:
-            self._place = replace(self._place, seen=max(self._place.seen, now))
+            self._position = replace(self._position, seen=max(self._position.seen, now))
         return dispatched > 0
 
-    def _hand_out(self, place: Place, subscription_ids: list[str], text: bytes) -> None:
+    def _hand_out(self, position: StreamPosition, subscription_ids: list[str], text: bytes) -> None:
         for subscription_id in subscription_ids:
             for client in self._clients.get(subscription_id, ()):
-                client.put(place, text)
+                client.put(position, text)
 
     async def _keep(self) -> None:
-        if await self._log.passed(self._place):
+        if await self._log.passed(self._position):
             for clients in self._clients.values():
                 for client in clients:
                     client.drop("this server had no database connection for too long: connect again")
-            self._place = await self._log.end()
+            self._position = await self._log.end()
         used = list(self._clients)
-        kept_ids = await self._log.keep(used, self._place, self.retention)
+        kept_ids = await self._log.keep(used, self._position, self.retention)
         for gone in set(used) - kept_ids:
             for client in self._clients.get(gone, ()):
                 client.drop("your subscription expired while the database was away: connect again")

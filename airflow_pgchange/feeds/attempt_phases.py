@@ -70,7 +70,7 @@ class Progress:
             self._tell(new=False)
 
     @contextmanager
-    def told(self, say: Callable[[str], None]) -> Iterator[None]:
+    def reported_to(self, say: Callable[[str], None]) -> Iterator[None]:
         """Call ``say`` with the progress while the block runs, when a step begins and every ``EVERY`` seconds while it
         lasts. It is not called in the first ``EVERY`` seconds."""
         self._quiet_until = self._due = self._clock() + EVERY

@@ -110,18 +110,18 @@ def advice(message: str, statement: str, role: str) -> str | None:
 def _roles_for(statement: str, kind: str, name: str) -> list[Role]:
     """Return the smallest roles that may use all objects of ours that a statement names, or the smallest role that may
     use the denied object. Returns no role if no role of ours may, as for a table of the user."""
-    asked = [right for right in _needed(statement) if any(_may(each, right) for each in declared())]
-    if kind == "schema" and not any(_schema(right) == name for right in asked):
+    requested = [right for right in _needed(statement) if any(_may(each, right) for each in declared())]
+    if kind == "schema" and not any(_schema(right) == name for right in requested):
         return [each for each in declared() if (each.schema, each.name) == (name, STANDARD)]
     roles: list[Role] = []
-    needed = asked
+    needed = requested
     while needed:
         able = [each for each in declared() if _may(each, needed[0])]
         best = min(able, key=lambda each: (-sum(_may(each, right) for right in needed), len(_rights(each))))
         roles.append(best)
         needed = [right for right in needed if not _may(best, right)]
     denied = name.partition("(")[0]
-    if kind == "schema" or denied in map(_bare, chain(asked, *map(_rights, roles))):
+    if kind == "schema" or denied in map(_bare, chain(requested, *map(_rights, roles))):
         return roles
     schemas = {each.schema for each in roles}
     able = [each for each in declared() if each.schema in schemas and denied in map(_bare, _rights(each))]

@@ -23,8 +23,8 @@ import psycopg
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
-from airflow_pgchange.feeds.liveness import Found, Server, Witness
-from airflow_pgchange.feeds.watched_socket import Line
+from airflow_pgchange.feeds.liveness import ProbeResult, Server, LivenessProbe
+from airflow_pgchange.feeds.watched_socket import WatchedSocket
 
 HEARTBEAT = b"/* airflow_pgchange: heartbeat */"
 """An empty query. It takes no snapshot, and works in a failed transaction, too."""
@@ -65,23 +65,23 @@ class Watch:
         """Reset the state. A forked process has no copy of its parent's thread, and must not use the parent's
         connections."""
         self._changed = threading.Lock()
-        self._lines: WeakSet[Line] = WeakSet()
+        self._sockets: WeakSet[WatchedSocket] = WeakSet()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running = False
         self._rest = LINGER
         self._wake = asyncio.Event()
-        self._witnesses: dict[str, Witness] = {}
-        self._tasks: dict[Line, asyncio.Task[None]] = {}
+        self._probes: dict[str, LivenessProbe] = {}
+        self._tasks: dict[WatchedSocket, asyncio.Task[None]] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
-    def add(self, line: Line) -> None:
-        """Watch a line until it is closed or nobody refers to it any more."""
+    def add(self, sock: WatchedSocket) -> None:
+        """Watch a socket until it is closed or nobody refers to it any more."""
         with self._changed:
-            self._lines.add(line)
+            self._sockets.add(sock)
             if not self._running:
-                # This raises if the system can start no thread. The next line then tries again.
+                # This raises if the system can start no thread. The next socket then tries again.
                 self._running = _started(self._run)
-            elif self._loop is not None and line.deadlines.tick < self._rest:
+            elif self._loop is not None and sock.deadlines.tick < self._rest:
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     def _run(self) -> None:
@@ -91,7 +91,7 @@ class Watch:
             except Exception:
                 # Start again: without heartbeats servers would end healthy transactions.
                 log.exception("the heartbeat of connections failed, will start again")
-                self._witnesses, self._tasks, self._endings = {}, {}, set()
+                self._probes, self._tasks, self._endings = {}, {}, set()
                 time.sleep(AGAIN)
             else:
                 return
@@ -116,12 +116,12 @@ class Watch:
     async def _go_on(self) -> None:
         needed_at = time.monotonic()
         while True:
-            self._rest = await self._look_at_all()
+            self._rest = await self._check_all()
             if self._rest < math.inf or self._endings:
                 needed_at = time.monotonic()
             elif time.monotonic() - needed_at > LINGER:
                 with self._changed:
-                    if not any(line.is_open for line in self._lines):
+                    if not any(sock.is_open for sock in self._sockets):
                         self._running, self._loop = False, None
                         return
             self._rest = min(self._rest, LINGER)
@@ -129,107 +129,107 @@ class Watch:
                 await asyncio.wait_for(self._wake.wait(), self._rest)
             self._wake.clear()
 
-    async def _look_at_all(self) -> float:
-        """Start a check of each line, and return the seconds until the next check; infinite if there are no lines.
+    async def _check_all(self) -> float:
+        """Start a check of each socket, and return the seconds until the next check; infinite if there are no sockets.
 
-        It keeps no reference to a line, because a line lives as long as its connection.
+        It keeps no reference to a socket, because a socket lives as long as its connection.
         """
         with self._changed:
-            lines = [line for line in self._lines if line.is_open]
-        self._tasks = {line: task for line, task in self._tasks.items() if not task.done()}
-        for line in lines:
-            if line not in self._tasks:
-                self._tasks[line] = asyncio.create_task(self._look(line))
-        await self._dismiss(lines)
-        return min((line.deadlines.tick for line in lines), default=math.inf)
+            sockets = [sock for sock in self._sockets if sock.is_open]
+        self._tasks = {sock: task for sock, task in self._tasks.items() if not task.done()}
+        for sock in sockets:
+            if sock not in self._tasks:
+                self._tasks[sock] = asyncio.create_task(self._check(sock))
+        await self._dismiss(sockets)
+        return min((sock.deadlines.tick for sock in sockets), default=math.inf)
 
-    async def _dismiss(self, lines: list[Line]) -> None:
-        """Close the witnesses that no waiting line needs."""
-        needed = {line.address for line in lines if line.quiet_for() >= line.deadlines.tick}
-        for address in [address for address in self._witnesses if address not in needed]:
-            await self._witnesses.pop(address).close()
+    async def _dismiss(self, sockets: list[WatchedSocket]) -> None:
+        """Close the probes that no waiting socket needs."""
+        needed = {sock.address for sock in sockets if sock.quiet_for() >= sock.deadlines.tick}
+        for address in [address for address in self._probes if address not in needed]:
+            await self._probes.pop(address).close()
 
-    async def _look(self, line: Line) -> None:
-        """Check a line for a sign of life if that is due, and cut it if there is none."""
+    async def _check(self, sock: WatchedSocket) -> None:
+        """Check a socket for a sign of life if that is due, and cut it if there is none."""
         try:
-            line.look()
-            if not line.is_open:
+            sock.close_if_gone()
+            if not sock.is_open:
                 return
-            if line.waiting_since is not None:
-                await self._ask_witness(line)
-            elif time.monotonic() - line.heard_at >= line.deadlines.beat:
-                await _beat(line)
+            if sock.waiting_since is not None:
+                await self._probe_server(sock)
+            elif time.monotonic() - sock.heard_at >= sock.deadlines.beat:
+                await _beat(sock)
         except Exception:
             log.exception("could not watch a connection")
-        if line.error is not None and line.is_open:
-            line.close()
-            log.warning("%s", line.error)
-            if line.is_cut and line.has_session and line.pid is not None and line.server is not None:
-                ending = asyncio.create_task(_end_session(line, line.pid, line.server))
+        if sock.error is not None and sock.is_open:
+            sock.close()
+            log.warning("%s", sock.error)
+            if sock.is_cut and sock.has_session and sock.pid is not None and sock.server is not None:
+                ending = asyncio.create_task(_end_session(sock, sock.pid, sock.server))
                 self._endings.add(ending)
                 ending.add_done_callback(self._endings.discard)
 
-    async def _ask_witness(self, line: Line) -> None:
-        deadlines = line.deadlines
-        if line.quiet_for() < deadlines.doubt:
+    async def _probe_server(self, sock: WatchedSocket) -> None:
+        deadlines = sock.deadlines
+        if sock.quiet_for() < deadlines.doubt:
             return
-        witness = self._witnesses.setdefault(line.address, Witness(line.address))
-        found = await witness.look(
-            line.pid, line.server, opened_at=line.opened_at, within=deadlines.answer, settled=deadlines.doubt
+        probe = self._probes.setdefault(sock.address, LivenessProbe(sock.address))
+        result = await probe.probe(
+            sock.pid, sock.server, opened_at=sock.opened_at, within=deadlines.answer, settled=deadlines.doubt
         )
         # Check again, because the answer to the statement may have come in the meantime.
-        least = {Found.SILENCE: deadlines.doubt, Found.AT_REST: deadlines.quiet, Found.AT_WORK: math.inf}
-        if line.quiet_for() >= least[found]:
-            line.cut()
+        least = {ProbeResult.SILENCE: deadlines.doubt, ProbeResult.AT_REST: deadlines.quiet, ProbeResult.AT_WORK: math.inf}
+        if sock.quiet_for() >= least[result]:
+            sock.cut()
 
 
-async def _beat(line: Line) -> None:
-    """Send a heartbeat on an idle connection, and cut the line if the answer does not come in time."""
-    connection = line.idle_connection()
+async def _beat(sock: WatchedSocket) -> None:
+    """Send a heartbeat on an idle connection, and cut the socket if the answer does not come in time."""
+    connection = sock.idle_connection()
     if connection is None or not connection.lock.acquire(blocking=False):
         return
     try:
         # Add up the pauses instead of reading the clock, because this process may have been stopped for a while.
         waited, pause = 0.0, FIRST_LOOK
-        if not _send(line, connection):
+        if not _send(sock, connection):
             return
-        while not _answered(line, connection):
-            if waited >= line.deadlines.answer:
-                line.cut()
+        while not _answered(sock, connection):
+            if waited >= sock.deadlines.answer:
+                sock.cut()
                 # Let libpq notice the end, too.
-                _answered(line, connection)
+                _answered(sock, connection)
                 return
             await asyncio.sleep(pause)
             waited += pause
             pause = min(2 * pause, LONGEST_LOOK)
-        line.hear()
+        sock.hear()
     except psycopg.Error as error:
-        line.lose(error)
+        sock.lose(error)
     finally:
-        line.is_beating = False
+        sock.is_beating = False
         connection.lock.release()
 
 
-def _send(line: Line, connection: psycopg.Connection[Any]) -> bool:
-    with line.mutex:
+def _send(sock: WatchedSocket, connection: psycopg.Connection[Any]) -> bool:
+    with sock.mutex:
         pgconn = connection.pgconn
         if (
-            not line.is_open
+            not sock.is_open
             or pgconn.transaction_status not in CAN_ASK
             or pgconn.pipeline_status != PipelineStatus.OFF
             # A pooler would have to assign a session to the heartbeat, and may have none for a long time.
-            or (line.pid is None and pgconn.transaction_status == TransactionStatus.IDLE)
+            or (sock.pid is None and pgconn.transaction_status == TransactionStatus.IDLE)
         ):
             return False
-        line.is_beating = True
+        sock.is_beating = True
         pgconn.send_query(HEARTBEAT)
         pgconn.flush()
         return True
 
 
-def _answered(line: Line, connection: psycopg.Connection[Any]) -> bool:
-    with line.mutex:
-        if not line.is_open:
+def _answered(sock: WatchedSocket, connection: psycopg.Connection[Any]) -> bool:
+    with sock.mutex:
+        if not sock.is_open:
             return True
         pgconn = connection.pgconn
         pgconn.flush()
@@ -246,27 +246,27 @@ def _answered(line: Line, connection: psycopg.Connection[Any]) -> bool:
         return False
 
 
-async def _end_session(line: Line, pid: int, server: Server) -> None:
-    """End the session of a line that was cut, if a new connection reaches the server again. Best effort.
+async def _end_session(sock: WatchedSocket, pid: int, server: Server) -> None:
+    """End the session of a socket that was cut, if a new connection reaches the server again. Best effort.
 
     Otherwise the session may hold its locks until the server's own timeouts.
     """
-    ends = time.monotonic() + line.deadlines.timeout
+    ends = time.monotonic() + sock.deadlines.timeout
     while time.monotonic() < ends:
         with suppress(psycopg.Error, TimeoutError, OSError):
-            async with asyncio.timeout(line.deadlines.answer):
+            async with asyncio.timeout(sock.deadlines.answer):
                 connection = await psycopg.AsyncConnection.connect(
-                    line.address, autocommit=True, prepare_threshold=None
+                    sock.address, autocommit=True, prepare_threshold=None
                 )
                 async with connection:
                     await connection.execute(
                         "select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity as a "
                         "where a.pid = %s and extract(epoch from a.backend_start) <= %s "
                         "and extract(epoch from pg_catalog.pg_postmaster_start_time())::float8 = %s",
-                        [pid, line.opened_at, server[0]],
+                        [pid, sock.opened_at, server[0]],
                     )
             return
-        await asyncio.sleep(line.deadlines.tick)
+        await asyncio.sleep(sock.deadlines.tick)
 
 
 WATCH = Watch()
@@ -275,6 +275,6 @@ WATCH = Watch()
 os.register_at_fork(after_in_child=WATCH.forget)
 
 
-def watch(line: Line) -> None:
-    """Watch a line in this process."""
-    WATCH.add(line)
+def watch(sock: WatchedSocket) -> None:
+    """Watch a socket in this process."""
+    WATCH.add(sock)

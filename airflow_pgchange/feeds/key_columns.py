@@ -128,7 +128,7 @@ def names_of(key: KeyNames) -> tuple[str, ...]:
 
 def parts(id_: str, count: int) -> list[sql.Composable]:
     """Return SQL expressions for the texts of an id's columns. ``id_`` is the SQL expression of the id."""
-    return [sql.SQL(id_)] if count == 1 else [sql.SQL(f"{id_}[{place}]") for place in range(1, count + 1)]
+    return [sql.SQL(id_)] if count == 1 else [sql.SQL(f"{id_}[{index}]") for index in range(1, count + 1)]
 
 
 def found_by(table: str, key: Sequence[KeyColumn], texts: Sequence[sql.Composable]) -> sql.Composed:
@@ -154,7 +154,7 @@ def key_columns(
     query = sql.SQL(_COLUMNS).format(
         names=list(names), types=list(types), table=table_identifier(table).as_string(None)
     )
-    return tuple(_column(table, _Found(*row)) for row in rows(connection, query))
+    return tuple(_column(table, _CatalogRow(*row)) for row in rows(connection, query))
 
 
 def typed_columns(connection: psycopg.Connection[object], types: Sequence[str]) -> tuple[KeyColumn, ...]:
@@ -163,11 +163,11 @@ def typed_columns(connection: psycopg.Connection[object], types: Sequence[str]) 
         return ()
     found = rows(connection, sql.SQL(_TYPES).format(types=list(types)))
     # A type that this role's search path does not show is read as text.
-    return tuple(KeyColumn(str(place), type_ or "pg_catalog.text") for place, (type_,) in enumerate(found))
+    return tuple(KeyColumn(str(index), type_ or "pg_catalog.text") for index, (type_,) in enumerate(found))
 
 
 @dataclass(frozen=True)
-class _Found:
+class _CatalogRow:
     """A column of a table in the catalogue. ``kind`` is the type's name, and None if there is no such column."""
 
     name: str
@@ -179,7 +179,7 @@ class _Found:
     differs: bool
 
 
-def _column(table: str, row: _Found) -> KeyColumn:
+def _column(table: str, row: _CatalogRow) -> KeyColumn:
     if row.kind is None:
         raise InvalidArgument(f'{table} has no column "{row.name}": correct the table or its key')
     if row.differs:

@@ -31,8 +31,8 @@ wait."""
 Server = tuple[float, str | None, int | None]
 
 
-class Found(Enum):
-    """The result of a check by a witness."""
+class ProbeResult(Enum):
+    """The result of a check by a probe."""
 
     SILENCE = auto()
     """Nothing came from the server."""
@@ -42,7 +42,7 @@ class Found(Enum):
     """The session works on its statement, or the server has answered without telling the state."""
 
 
-class Witness:
+class LivenessProbe:
     """A second connection to the server at ``address``, a connection string.
 
     Any answer, even a refusal, proves that the server is there. Behind a pooler a query may wait until a session is free,
@@ -52,22 +52,22 @@ class Witness:
     def __init__(self, address: str) -> None:
         self._address = address
         self._connection: psycopg.AsyncConnection[Any] | None = None
-        self._asking = asyncio.Lock()
+        self._probing = asyncio.Lock()
         self._silences = 0
         self._greeted = False
         self._login_at = 0.0
 
-    async def look(
+    async def probe(
         self, pid: int | None, server: Server | None, *, opened_at: float, within: float, settled: float
-    ) -> Found:
+    ) -> ProbeResult:
         """Check session ``pid`` of ``server``; None: check only whether the server answers. A session counts as at rest
         after it was so for ``settled`` seconds."""
         silences = self._silences
-        async with self._asking:
+        async with self._probing:
             if self._silences > silences:
-                return Found.SILENCE
+                return ProbeResult.SILENCE
             if self._connection is None and time.monotonic() < self._login_at:
-                return Found.AT_WORK
+                return ProbeResult.AT_WORK
             # If each check needs a login, do not log in at every check: servers log logins, and poolers limit them.
             self._login_at = time.monotonic() + within / 2
             self._greeted = False
@@ -81,14 +81,14 @@ class Witness:
                 await asyncio.wait({state}, timeout=within / SLICES)
                 await self.close()
                 if self._greeted:
-                    return Found.AT_WORK
+                    return ProbeResult.AT_WORK
                 self._silences += 1
-                return Found.SILENCE
+                return ProbeResult.SILENCE
             try:
                 return state.result()
             except (psycopg.Error, OSError):
                 await self.close()
-                return Found.AT_WORK
+                return ProbeResult.AT_WORK
 
     async def close(self) -> None:
         """Close the connection."""
@@ -97,7 +97,7 @@ class Witness:
             with suppress(psycopg.Error, OSError):
                 await connection.close()
 
-    async def _state(self, pid: int | None, server: Server | None, opened_at: float, settled: float) -> Found:
+    async def _state(self, pid: int | None, server: Server | None, opened_at: float, settled: float) -> ProbeResult:
         if self._connection is None or self._connection.closed:
             self._connection = await psycopg.AsyncConnection.connect(
                 self._address,
@@ -110,18 +110,18 @@ class Witness:
                 await self._connection.execute(LOCK_TIMEOUT)
         if pid is None or server is None:
             await self.close()
-            return Found.AT_WORK
+            return ProbeResult.AT_WORK
         cursor = await self._connection.execute(f"select {SESSION}")
         ours, *there = await cursor.fetchone() or (None,)
         if ours == self._connection.info.backend_pid and there[1:] == [*server[1:]] and there[0] > opened_at:
             # The server was restarted, which has ended its sessions.
-            return Found.AT_REST
+            return ProbeResult.AT_REST
         if ours != self._connection.info.backend_pid or there != [*server]:
             # This is a pooler, which assigns shared sessions, or a load balancer, which chose another server.
             await self.close()
-            return Found.AT_WORK
+            return ProbeResult.AT_WORK
         cursor = await self._connection.execute(STATE, [pid])
         row = await cursor.fetchone()
         if row is None or (row[0] in AT_REST and row[1] >= settled):
-            return Found.AT_REST
-        return Found.AT_WORK
+            return ProbeResult.AT_REST
+        return ProbeResult.AT_WORK

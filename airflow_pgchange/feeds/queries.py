@@ -109,15 +109,15 @@ def records(
 def warned(connection: psycopg.Connection[Any], warn: Callable[[str], None]) -> Iterator[None]:
     """Call ``warn`` with each warning that the server sends in the block."""
 
-    def told(notice: psycopg.errors.Diagnostic) -> None:
+    def on_notice(notice: psycopg.errors.Diagnostic) -> None:
         if notice.severity_nonlocalized == "WARNING":
             warn(str(notice.message_primary))
 
-    connection.add_notice_handler(told)
+    connection.add_notice_handler(on_notice)
     try:
         yield
     finally:
-        connection.remove_notice_handler(told)
+        connection.remove_notice_handler(on_notice)
 
 
 @contextmanager

@@ -27,12 +27,12 @@ STANDBY_PATIENCE = 60.0
 """Seconds that a reader waits until a standby has replayed the changes of the batch."""
 
 
-CURRENT = "select {wanted} from ({changes}) q left join {table} t on {found}"
+CURRENT = "select {selected} from ({changes}) q left join {table} t on {found}"
 CURRENT_WANTED = """
 with pgchange_batch as materialized ({changes}), pgchange_wanted as materialized (
     select distinct {wanted_id} as id
     from {judged}({tube}, {name}::regclass, array(select {batch_id} from pgchange_batch b)) w(id))
-select {wanted}
+select {selected}
 from pgchange_batch q
 left join (pgchange_wanted w join {table} t on {found}) on w.id = q.id
 """
@@ -57,16 +57,16 @@ def current_rows(
     and so on, unless it is a number. With ``tube``, a row for which the tube's predicate is false counts as gone.
     """
     names = None if columns is None else dict.fromkeys([*(column.name for column in key), *columns])
-    wanted: list[sql.Composable] = (
+    selected: list[sql.Composable] = (
         [sql.SQL("t.*")] if names is None else [sql.Identifier("t", name) for name in names]
     )
     if named:
-        wanted.insert(0, sql.SQL("q.id as pgchange_id"))
+        selected.insert(0, sql.SQL("q.id as pgchange_id"))
     if typed:
-        wanted += _key_parts(key)
+        selected += _key_parts(key)
     several = len(key) > 1
     query = sql.SQL(CURRENT if tube is None else CURRENT_WANTED).format(
-        wanted=sql.SQL(", ").join(wanted),
+        selected=sql.SQL(", ").join(selected),
         changes=_verbatim(partition.query),
         tube=tube,
         judged=sql.Identifier("tube", "wanted" if key[0].type is None else "wanted_keys"),
@@ -89,8 +89,8 @@ def with_key_parts(partition: Partition, key: Sequence[KeyColumn]) -> Partition:
 
 def _key_parts(key: Sequence[KeyColumn]) -> list[sql.Composed]:
     return [
-        sql.SQL("{} as {}").format(column.value(text), sql.Identifier(KEY_PART.format(place)))
-        for place, (column, text) in enumerate(zip(key, parts("q.id", len(key)), strict=True), 1)
+        sql.SQL("{} as {}").format(column.value(text), sql.Identifier(KEY_PART.format(number)))
+        for number, (column, text) in enumerate(zip(key, parts("q.id", len(key)), strict=True), 1)
         if column.type is not None
     ]
 

@@ -41,7 +41,7 @@ class Sessions:
     """
 
     def __init__(self) -> None:
-        self._kept: defaultdict[tuple[str, bool], list[tuple[float, watched_connection.Connection]]] = (
+        self._idle: defaultdict[tuple[str, bool], list[tuple[float, watched_connection.Connection]]] = (
             defaultdict(list)
         )
 
@@ -49,28 +49,28 @@ class Sessions:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for _opened_at, connection in chain(*self._kept.values()):
+        for _opened_at, connection in chain(*self._idle.values()):
             connection.close()
-        self._kept.clear()
+        self._idle.clear()
 
     @contextmanager
     def connect(self, conninfo: str, *, primary: bool = False) -> Iterator[psycopg.Connection[Any]]:
         """Yield a connection like that of ``connections.connect``. It is closed for the caller when the block ends."""
-        idle = self._kept[conninfo, primary]
-        opened_at, connection = self._taken(idle) or _opened(conninfo, primary)
+        idle = self._idle[conninfo, primary]
+        opened_at, connection = self._take_idle(idle) or _opened(conninfo, primary)
         with connection:
             yield connection
             if time.monotonic() < opened_at + LIFETIME and (clean := _cleaned(connection)):
                 idle.append((opened_at, clean))
 
-    def _taken(
-        self, kept: list[tuple[float, watched_connection.Connection]]
+    def _take_idle(
+        self, idle: list[tuple[float, watched_connection.Connection]]
     ) -> tuple[float, watched_connection.Connection] | None:
         """Return a kept session that still answers. The server may have ended it meanwhile, as in a failover."""
-        while kept:
-            opened_at, connection = kept.pop()
+        while idle:
+            opened_at, connection = idle.pop()
             with suppress(psycopg.Error):
-                if connection.line is None or not connection.line.has_answered(ANSWERED_WITHIN):
+                if connection.sock is None or not connection.sock.has_answered(ANSWERED_WITHIN):
                     connection.execute("select 1")
                 return opened_at, connection
             connection.close()
@@ -83,7 +83,7 @@ def _opened(conninfo: str, primary: bool) -> tuple[float, watched_connection.Con
 
 def _cleaned(connection: watched_connection.Connection) -> watched_connection.Connection | None:
     """Return a connection as after ``connections.connect``, on the same session; None if the session cannot be reused."""
-    is_own = connection.line is not None and connection.line.has_session
+    is_own = connection.sock is not None and connection.sock.has_session
     if not is_own or connection.info.transaction_status != TransactionStatus.IDLE:
         return None
     with suppress(psycopg.Error):

@@ -79,7 +79,7 @@ def start(
     if placed or (is_new and position is not None):
         at = feed.start if isinstance(feed, Movable) and placed else BEGINNING
         log.info(
-            "%s: new consumer, %s%s", feed.name, told(str(at), lag), _similar(source, feed) if is_new else ""
+            "%s: new consumer, %s%s", feed.name, start_text(str(at), lag), _similar(source, feed) if is_new else ""
         )
 
 
@@ -92,7 +92,7 @@ class Outlook:
     similar: str
 
     def __str__(self) -> str:
-        return told(self.at, self.lag) + self.similar
+        return start_text(self.at, self.lag) + self.similar
 
 
 def outlook(
@@ -110,7 +110,7 @@ def outlook(
     return Outlook(at, lag, _similar(source, feed))
 
 
-def told(at: str, lag: Lag | None) -> str:
+def start_text(at: str, lag: Lag | None) -> str:
     """Return where a new consumer starts, with the number of changes there. The log, ``check``, ``status`` and the page
     share these words."""
     place = f"the {BEGINNING}" if at == BEGINNING else at

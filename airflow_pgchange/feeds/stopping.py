@@ -15,22 +15,22 @@ class Stop:
     """
 
     def __init__(self) -> None:
-        self._asked = False
-        self._told: SimpleQueue[None] = SimpleQueue()
+        self._is_requested = False
+        self._wake_ups: SimpleQueue[None] = SimpleQueue()
 
     def __call__(self) -> bool:
-        return self._asked
+        return self._is_requested
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stop:
         return Stop()
 
     def ask(self) -> None:
         """Ask to stop, and end a ``rest`` at once."""
-        self._asked = True
-        self._told.put(None)
+        self._is_requested = True
+        self._wake_ups.put(None)
 
     def rest(self, seconds: float) -> None:
         """Sleep for some seconds, or until somebody asks to stop."""
-        if not self._asked and seconds > 0:
+        if not self._is_requested and seconds > 0:
             with suppress(Empty):
-                self._told.get(timeout=seconds)
+                self._wake_ups.get(timeout=seconds)

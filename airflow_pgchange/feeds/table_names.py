@@ -33,7 +33,7 @@ def table_identifier(table: str) -> sql.Identifier:
 
 
 @contextmanager
-def found(table: str) -> Iterator[None]:
+def requires_table(table: str) -> Iterator[None]:
     """Raise InvalidArgument with the table's name if a statement in the block does not find the table."""
     try:
         yield

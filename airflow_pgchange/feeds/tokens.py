@@ -23,7 +23,7 @@ SignIn = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class _Given:
+class _CachedSignIn:
     """The last sign-in that a cloud gave for an Airflow connection, and how to ask for another."""
 
     ask: Callable[[], SignIn]
@@ -32,7 +32,7 @@ class _Given:
 
 
 _lock = Lock()
-_given: dict[str, _Given] = {}
+_sign_ins: dict[str, _CachedSignIn] = {}
 """The last sign-in of each Airflow connection, by the key that ``sign_in`` was given."""
 _names: dict[bytes, str] = {}
 """The key of the Airflow connection of each token, by the digest of the token."""
@@ -41,10 +41,10 @@ _names: dict[bytes, str] = {}
 def sign_in(name: str, ask: Callable[[], SignIn]) -> SignIn:
     """Return how to sign in by an Airflow connection, with a young token. ``ask`` gets a new token from the cloud."""
     with _lock:
-        last = _given.get(name)
+        last = _sign_ins.get(name)
         if last is None or time.monotonic() - last.asked_at >= RENEW_AFTER:
             asked_at = time.monotonic()
-            last = _given[name] = _Given(ask, ask(), asked_at)
+            last = _sign_ins[name] = _CachedSignIn(ask, ask(), asked_at)
             _names[_digest(last.sign_in["password"])] = name
         return last.sign_in
 
@@ -55,7 +55,7 @@ def renewed(conninfo: str) -> str:
     name = _names.get(_digest(str(password)))
     if name is None:
         return conninfo
-    return make_conninfo(conninfo, password=sign_in(name, _given[name].ask)["password"])
+    return make_conninfo(conninfo, password=sign_in(name, _sign_ins[name].ask)["password"])
 
 
 def _digest(token: str) -> bytes:

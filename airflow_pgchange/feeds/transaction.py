@@ -84,7 +84,7 @@ class ConsumerTransaction:
         self._busy_timeout = patience("busy_timeout", busy_timeout)
         self._stopped = stopped
         self._hide = hide
-        self._told = {} if run is None else {"pgchange.run": run}
+        self._run_setting = {} if run is None else {"pgchange.run": run}
         self._register = register
         self._connect = connect if sessions is None else sessions.connect
         self._acked = False
@@ -96,7 +96,7 @@ class ConsumerTransaction:
         with ExitStack() as opened, translated():
             self._reader = opened.enter_context(self._connect(self._source))
             # Turn JIT off: with many partitions it takes longer to compile the query of a batch than to run it.
-            settings = {"jit": "off", **self._told}
+            settings = {"jit": "off", **self._run_setting}
             _, self._on_standby = ask_each(
                 self._reader,
                 lasting(self._reader.info, **settings),
@@ -194,7 +194,7 @@ class ConsumerTransaction:
             if lease is not None:
                 if owner is not None:
                     ask(self._claims, self.feed.end_leases(owner))
-                claim = self.feed.leased(claim, owner or self._told.get("pgchange.run", ""), lease)
+                claim = self.feed.leased(claim, owner or self._run_setting.get("pgchange.run", ""), lease)
             row = past_deadlocks(lambda: ask(self._claims, claim))
         self.progress.begin("process")
         self.batch = None if row is None else self._batch(row)

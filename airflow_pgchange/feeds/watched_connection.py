@@ -18,7 +18,7 @@ from psycopg.rows import tuple_row
 
 from airflow_pgchange.feeds import heartbeat, server_timeout
 from airflow_pgchange.feeds.liveness import SESSION
-from airflow_pgchange.feeds.watched_socket import Deadlines, Line
+from airflow_pgchange.feeds.watched_socket import Deadlines, WatchedSocket
 
 CHECK = "client_connection_check_interval"
 """PostgreSQL refuses this setting on systems that cannot detect the end of a connection while a statement runs."""
@@ -30,7 +30,7 @@ LESSER = """
 """
 """The shorter of our timeout and the timeout that the owner of the database has set."""
 OPENED = f"extract(epoch from pg_catalog.clock_timestamp())::float8, {SESSION}"
-"""The columns that identify the session of a line."""
+"""The columns that identify the session of a socket."""
 REFUSED = (psycopg.errors.InvalidParameterValue, psycopg.errors.InsufficientPrivilege)
 """The right to call a function of the query may have been revoked. Then the session stays unknown, as behind a pooler."""
 CLOSED = b"closed"
@@ -38,13 +38,13 @@ CLOSED = b"closed"
 HANDED_ON_WITHIN = 1.0
 """Seconds. A heartbeat holds the lock of an idle connection for the time of its answer."""
 HEARTBEAT_NAME = "airflow_pgchange heartbeat"
-ADOPTED: WeakKeyDictionary[psycopg.Connection[Any], Line] = WeakKeyDictionary()
+ADOPTED: WeakKeyDictionary[psycopg.Connection[Any], WatchedSocket] = WeakKeyDictionary()
 
 
 class Connection(psycopg.Connection[Any]):
     """A connection that ends with OperationalError if the server gives no sign of life. Heartbeats are sent on it."""
 
-    line: Line | None = None
+    sock: WatchedSocket | None = None
 
     def guard(self, conninfo: str) -> None:
         """Watch this connection, which was opened by ``conninfo``, and let the server detect that its client is gone."""
@@ -52,24 +52,24 @@ class Connection(psycopg.Connection[Any]):
         if deadlines is None:
             return
         # Watch before the first statement, because already this statement may get no answer.
-        self.line = _watched(self, conninfo, deadlines, self)
+        self.sock = _watched(self, conninfo, deadlines, self)
         self.guard_session()
 
     def guard_session(self) -> None:
         """If this connection is watched, set the settings by which the server detects that its client is gone."""
-        if self.line is None:
+        if self.sock is None:
             return
-        deadlines = self.line.deadlines
+        deadlines = self.sock.deadlines
         settings = {IDLE: _milliseconds(deadlines.server), **settings_of(deadlines)}
         for query in _guards(self.info, settings):
             with suppress(*REFUSED):
-                learn(self.line, self.execute(query).fetchone(), settings)
+                learn(self.sock, self.execute(query).fetchone(), settings)
                 return
 
     def reset_session(self, statements: LiteralString) -> None:
         """Execute statements that reset all settings, and set those of ``guard_session`` again, in one round trip."""
-        line = self.line
-        guards = {} if line is None else line.settings
+        sock = self.sock
+        guards = {} if sock is None else sock.settings
         each = [sql.SQL("set {} = {}").format(sql.Identifier(name), value) for name, value in guards.items()]
         self.execute(sql.SQL(statements) + sql.SQL("; ").join(each))
 
@@ -83,98 +83,98 @@ class Connection(psycopg.Connection[Any]):
             raise psycopg.OperationalError("another thread uses the connection")
         try:
             fresh = Connection(self.pgconn)
-            if self.line is not None:
-                fresh.line, self.line = self.line, None
-                fresh.line.belong_to(fresh)
-            # Last, because the thread that watches forgets a line whose connection is closed.
+            if self.sock is not None:
+                fresh.sock, self.sock = self.sock, None
+                fresh.sock.belong_to(fresh)
+            # Last, because the thread that watches forgets a socket whose connection is closed.
             self.pgconn = PGconn.connect_start(CLOSED)
         finally:
             self.lock.release()
         return fresh
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
-        if self.line is None:
+        if self.sock is None:
             return super().wait(gen, *args, **kwargs)
-        return _waited(self.line, super().wait, gen, *args, **kwargs)
+        return _waited(self.sock, super().wait, gen, *args, **kwargs)
 
     def close(self) -> None:
-        if self.line is None:
+        if self.sock is None:
             super().close()
             return
         # The mutex prevents closing while a heartbeat uses libpq's connection.
-        with self.line.mutex:
-            self.line.close()
+        with self.sock.mutex:
+            self.sock.close()
             super().close()
 
 
 class AsyncConnection(psycopg.AsyncConnection[Any]):
     """The same for an event loop. No heartbeats are sent on it, so it is watched only while it waits."""
 
-    line: Line | None = None
+    sock: WatchedSocket | None = None
 
     async def guard(self, conninfo: str) -> None:
         """Watch this connection, which was opened by ``conninfo``, and let the server detect that its client is gone."""
         deadlines = server_timeout.deadlines(conninfo)
         if deadlines is None:
             return
-        self.line = _watched(self, conninfo, deadlines, None)
+        self.sock = _watched(self, conninfo, deadlines, None)
         for query in _guards(self.info, settings_of(deadlines)):
             with suppress(*REFUSED):
                 cursor = await self.execute(query)
-                learn(self.line, await cursor.fetchone())
+                learn(self.sock, await cursor.fetchone())
                 return
 
     async def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
-        line = self.line
-        if line is None:
+        sock = self.sock
+        if sock is None:
             return await super().wait(gen, *args, **kwargs)
         try:
-            return await super().wait(_noted(line, gen), *args, **kwargs)
+            return await super().wait(_noted(sock, gen), *args, **kwargs)
         except psycopg.OperationalError as error:
-            if line.error is None:
+            if sock.error is None:
                 raise
-            raise copy(line.error) from error
+            raise copy(sock.error) from error
         finally:
-            line.rest()
+            sock.rest()
 
     async def close(self) -> None:
-        if self.line is not None:
-            self.line.close()
+        if self.sock is not None:
+            self.sock.close()
         await super().close()
 
 
-def _noted(line: Line, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Wrap a generator of psycopg, and tell the line when it waits for the server.
+def _noted(sock: WatchedSocket, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Wrap a generator of psycopg, and tell the socket when it waits for the server.
 
     The generator may also compute for long, as in ``executemany`` with the parameters of a caller's iterator. Then the
-    server waits for us, and the line must not count this time.
+    server waits for us, and the socket must not count this time.
     """
     try:
         wait_for = next(gen)
         while True:
-            if line.waiting_since is None:
-                line.wait()
+            if sock.waiting_since is None:
+                sock.wait()
             ready = yield wait_for
             # psycopg also resumes the generator now and then without a sign of the server.
             if ready:
-                line.rest()
+                sock.rest()
             wait_for = gen.send(ready)
     except StopIteration as end:
         return end.value
 
 
 def _waited(
-    line: Line, wait: Callable[..., Any], gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any
+    sock: WatchedSocket, wait: Callable[..., Any], gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Let psycopg wait. If the heartbeat has ended the connection, raise OperationalError with its reason."""
     try:
-        return wait(_noted(line, gen), *args, **kwargs)
+        return wait(_noted(sock, gen), *args, **kwargs)
     except psycopg.OperationalError as error:
-        if line.error is None:
+        if sock.error is None:
             raise
-        raise copy(line.error) from error
+        raise copy(sock.error) from error
     finally:
-        line.rest()
+        sock.rest()
 
 
 @contextmanager
@@ -185,18 +185,18 @@ def adopted(connection: psycopg.Connection[Any]) -> Iterator[None]:
     if conninfo is None or deadlines is None or connection in ADOPTED:
         yield
         return
-    line = ADOPTED[connection] = _watched(connection, conninfo, deadlines, connection)
-    # The class of the connection knows no line, so replace its method.
-    vars(connection)["wait"] = partial(_waited, line, partial(type(connection).wait, connection))
+    sock = ADOPTED[connection] = _watched(connection, conninfo, deadlines, connection)
+    # The class of the connection knows no socket, so replace its method.
+    vars(connection)["wait"] = partial(_waited, sock, partial(type(connection).wait, connection))
     try:
         if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
             with connection.cursor(row_factory=tuple_row) as cursor, suppress(*REFUSED):
-                learn(line, cursor.execute(_guards(connection.info, {})[0]).fetchone())
+                learn(sock, cursor.execute(_guards(connection.info, {})[0]).fetchone())
         yield
     finally:
         # While we hold the lock no heartbeat is open, whose answer the caller's next statement would get.
         with connection.lock:
-            line.close()
+            sock.close()
             del ADOPTED[connection], vars(connection)["wait"]
         _deliver_notifications(connection)
 
@@ -219,29 +219,29 @@ def _deliver_notifications(connection: psycopg.Connection[Any]) -> None:
 
 def is_at_work(connection: psycopg.Connection[Any]) -> bool:
     """Whether a statement other than a heartbeat runs on a connection."""
-    line = connection.line if isinstance(connection, Connection) else ADOPTED.get(connection)
+    sock = connection.sock if isinstance(connection, Connection) else ADOPTED.get(connection)
     active = connection.info.transaction_status == TransactionStatus.ACTIVE
-    return active and (line is None or not line.is_beating)
+    return active and (sock is None or not sock.is_beating)
 
 
 def role_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
     """Return the current role of a session, or of its login if the session is not known, as behind a pooler."""
-    line = ADOPTED.get(connection) if isinstance(connection, psycopg.Connection) else None
-    line = line or getattr(connection, "line", None)
-    return (line and line.role) or connection.info.user
+    sock = ADOPTED.get(connection) if isinstance(connection, psycopg.Connection) else None
+    sock = sock or getattr(connection, "sock", None)
+    return (sock and sock.role) or connection.info.user
 
 
 def server_patience(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
     """How long a server may keep a transaction whose client sends nothing, as a value for a setting of PostgreSQL. It is
     ``0``, for ever, for a connection that is not watched."""
-    line = connection.line if isinstance(connection, Connection | AsyncConnection) else None
-    return "0" if line is None else _milliseconds(line.deadlines.server)
+    sock = connection.sock if isinstance(connection, Connection | AsyncConnection) else None
+    return "0" if sock is None else _milliseconds(sock.deadlines.server)
 
 
 def session_patience(connection: psycopg.Connection[Any]) -> str:
     """The same for a session. Outside of transactions heartbeats are sent only if the session is known."""
-    line = connection.line if isinstance(connection, Connection) else None
-    return "0" if line is None or line.pid is None else server_patience(connection)
+    sock = connection.sock if isinstance(connection, Connection) else None
+    return "0" if sock is None or sock.pid is None else server_patience(connection)
 
 
 def address_of(conninfo: str, deadlines: Deadlines) -> str:
@@ -250,7 +250,7 @@ def address_of(conninfo: str, deadlines: Deadlines) -> str:
         server_timeout.for_libpq(conninfo),
         target_session_attrs="any",
         application_name=HEARTBEAT_NAME,
-        # The deadline of the witness is shorter, and ends a connection attempt.
+        # The deadline of the probe is shorter, and ends a connection attempt.
         connect_timeout=max(2, round(2 * deadlines.timeout)),
     )
 
@@ -260,7 +260,7 @@ def _watched(
     conninfo: str,
     deadlines: Deadlines,
     idle: psycopg.Connection[Any] | None,
-) -> Line:
+) -> WatchedSocket:
     info = connection.info
     parameters = {
         **conninfo_to_dict(conninfo),
@@ -269,15 +269,15 @@ def _watched(
         "port": info.port,
     }
     there = make_conninfo("", **{name: value for name, value in parameters.items() if value != ""})
-    line = Line(
+    sock = WatchedSocket(
         connection.pgconn.socket,
         deadlines,
         address_of(there, deadlines),
         name=f"{info.host or 'the server'} port {info.port}",
         connection=idle,
     )
-    heartbeat.watch(line)
-    return line
+    heartbeat.watch(sock)
+    return sock
 
 
 def settings_of(deadlines: Deadlines) -> dict[str, str]:
@@ -312,22 +312,22 @@ def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> list[s
     ]
 
 
-def learn(line: Line, row: Any, settings: Iterable[str] = (), *, is_own: bool = True) -> None:
-    """Record the server's session of a line, given the row of a query for ``OPENED``. Without a row nothing changes.
+def learn(sock: WatchedSocket, row: Any, settings: Iterable[str] = (), *, is_own: bool = True) -> None:
+    """Record the server's session of a socket, given the row of a query for ``OPENED``. Without a row nothing changes.
 
     ``settings``: the names of the settings whose values follow in the row, behind the current role. ``is_own``: whether
     no pooler shares the session.
     """
     if row is not None:
-        line.opened_at, line.pid, line.server, line.role = (
+        sock.opened_at, sock.pid, sock.server, sock.role = (
             row[0],
             row[1],
             row[2:5],
             row[5] if row[5:] else None,
         )
         # The server may have refused the last query.
-        line.settings = dict(zip(settings, row[6:], strict=False))
-        line.has_session = is_own
+        sock.settings = dict(zip(settings, row[6:], strict=False))
+        sock.has_session = is_own
 
 
 def _milliseconds(seconds: float) -> str:

@@ -66,7 +66,7 @@ class Deadlines:
         return self.timeout * 7 / 4
 
 
-class Line:
+class WatchedSocket:
     """A socket to a server. ``address`` is the connection string for a second connection to the same server.
 
     ``pid`` is the process id of the session, and ``opened_at`` a time at which it existed, in seconds since the epoch
@@ -115,8 +115,8 @@ class Line:
         self.waiting_since = None
         self.hear()
 
-    def look(self) -> None:
-        """Close the line if its connection is closed or was garbage-collected."""
+    def close_if_gone(self) -> None:
+        """Close the socket if its connection is closed or was garbage-collected."""
         if self._connection is None:
             return
         connection = self._connection()

@@ -32,8 +32,8 @@ LONGEST_LOCATION = 1500
 """How many characters the URI of an asset may have in Airflow."""
 
 
-class Place(Protocol):
-    """All that a process needs to write files of a table. A place is pickled and sent to executors."""
+class FileWriter(Protocol):
+    """All that a process needs to write files of a table. A writer is pickled and sent to executors."""
 
     @property
     def location(self) -> str:
@@ -46,7 +46,7 @@ class Place(Protocol):
 class Format(Protocol):
     """How the rows of a batch become a version of a table."""
 
-    def place(
+    def writer_of(
         self,
         connection: psycopg.Connection[Any],
         batch: Batch,
@@ -55,8 +55,8 @@ class Format(Protocol):
         *,
         key: tuple[str, ...],
         mode: Mode,
-    ) -> Place:
-        """Return the place for files with rows of this schema. The names of the files contain the attempt that has
+    ) -> FileWriter:
+        """Return the writer of files with rows of this schema. The names of the files contain the attempt that has
         written them.
 
         ``connection`` is a connection to the database of the results. Raises MergeRefused if such rows cannot be written
@@ -95,23 +95,23 @@ def prepared(
     mode: Mode,
     evolve: bool = False,
     note: Callable[[str, str], None] = lambda step, how_far: None,
-) -> tuple[Place, StagedFiles]:
-    """Return the place for files with rows of this schema, and the description of the staged files, which is still
+) -> tuple[FileWriter, StagedFiles]:
+    """Return the writer of files with rows of this schema, and the description of the staged files, which is still
     empty.
 
     ``evolve``: the table first gets the columns that it lacks, and ``note`` is called with them. Raises the errors of
-    ``Format.evolve`` and ``Format.place``, and InvalidArgument if the location of the table is too long for an asset.
+    ``Format.evolve`` and ``Format.writer_of``, and InvalidArgument if the location of the table is too long for an asset.
     """
     format = format_of(lake)
     if evolve and (names := format.evolve(connection, lake, rows, key=key, mode=mode)):
         note(f"added columns to {lake}", ", ".join(names))
-    place = format.place(connection, batch, lake, rows, key=key, mode=mode)
-    if len(place.location) > LONGEST_LOCATION:
+    writer = format.writer_of(connection, batch, lake, rows, key=key, mode=mode)
+    if len(writer.location) > LONGEST_LOCATION:
         raise InvalidArgument(
-            f"{lake}: the location of the table has {len(place.location):,} characters as a URI, but an asset of "
+            f"{lake}: the location of the table has {len(writer.location):,} characters as a URI, but an asset of "
             f"Airflow may have only {LONGEST_LOCATION:,}. Nothing was written; make the table at a shorter location"
         )
-    return place, StagedFiles(lake, key, mode, batch.id, batch.attempt)
+    return writer, StagedFiles(lake, key, mode, batch.id, batch.attempt)
 
 
 def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Output:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.lake.arrow import pa, pc
-from airflow_pgchange.lake.formats import Place
+from airflow_pgchange.lake.formats import FileWriter
 from airflow_pgchange.lake.staged_files import Files
 from airflow_pgchange.results.staging import TOUCHED
 
@@ -45,13 +45,13 @@ def batches_of(rows: Rows) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     return first.schema, chain([first], batches)
 
 
-def write_marked(place: Place, key: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> Files:
-    """Write rows into files of the table of ``place``.
+def write_marked(writer: FileWriter, key: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> Files:
+    """Write rows into files of the table of ``writer``.
 
     If the batches have the column ``TOUCHED``, rows in which it is true are only keys of rows to delete.
     """
     gone: list[pa.RecordBatch] = []
-    return place.write(_kept(batches, key, gone), gone)
+    return writer.write(_rows_to_write(batches, key, gone), gone)
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -98,7 +98,7 @@ def _normalised(kind: pa.DataType) -> pa.DataType:
     return pa.large_binary() if pa.types.is_binary_view(kind) else kind
 
 
-def _kept(
+def _rows_to_write(
     batches: Iterable[pa.RecordBatch], key: tuple[str, ...], gone: list[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows to write, and add the keys of rows to delete to ``gone``."""

@@ -9,7 +9,7 @@ from airflow_pgchange.lake.tables import LakeTable
 
 
 def refusal(lake: LakeTable, mismatches: Iterable[str]) -> MergeRefused:
-    """Return the error that lists all misfits."""
+    """Return the error that lists all mismatches."""
     return MergeRefused(
         f"{lake}: the rows do not fit the table: {'; '.join(mismatches)}: cast, add or drop columns of the rows, or "
         "change the table"

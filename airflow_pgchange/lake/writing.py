@@ -50,7 +50,7 @@ def write(
     chosen, names = Mode.of(mode), names_of(key)
     keys_gone = [] if gone is None else keys.of_gone(lake, gone, names, chosen).to_batches()
     schema, batches = batches_of(rows)
-    place, begun = prepared(connection, batch, lake, schema, key=names, mode=chosen, evolve=evolve)
-    staged = begun.of(place.write(batches, keys_gone))
+    writer, begun = prepared(connection, batch, lake, schema, key=names, mode=chosen, evolve=evolve)
+    staged = begun.of(writer.write(batches, keys_gone))
     outputs.note(connection, [commit(connection, batch, staged)])
     return staged.rows

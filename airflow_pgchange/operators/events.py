@@ -19,7 +19,7 @@ from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-GIVEN = ("topic", "payload", "metadata", "at", "subscription_id", "id")
+EVENT_FIELDS = ("topic", "payload", "metadata", "at", "subscription_id", "id")
 
 
 def _topics(name: str, value: Any) -> Any:
@@ -34,7 +34,7 @@ def _topics(name: str, value: Any) -> Any:
         ) from error
 
 
-def _given(name: str, value: Any) -> list[dict[str, Any]]:
+def _event_mappings(name: str, value: Any) -> list[dict[str, Any]]:
     """Return events as dictionaries, which Airflow can render, show and store."""
     try:
         events = json.loads(value) if isinstance(value, str) else value
@@ -52,7 +52,7 @@ def _given(name: str, value: Any) -> list[dict[str, Any]]:
 
 
 def _plain(event: Event) -> dict[str, Any]:
-    fields = {name: getattr(event, name) for name in GIVEN}
+    fields = {name: getattr(event, name) for name in EVENT_FIELDS}
     at = None if event.at is None else event.at.isoformat()
     return {name: value for name, value in {**fields, "at": at}.items() if value is not None}
 
@@ -70,7 +70,7 @@ class PublishEventsOperator(CheckedArguments, BaseOperator):
     :param postgres_conn_id: the database of the event log
     """
 
-    arguments = checks("postgres_conn_id", events=_given)
+    arguments = checks("postgres_conn_id", events=_event_mappings)
     template_fields: Sequence[str] = tuple(arguments)
     template_fields_renderers: ClassVar[dict[str, str]] = {"events": "json"}
 
@@ -211,10 +211,10 @@ class ReplayEventsOperator(CheckedArguments, BaseOperator):
 
 
 def _event(fields: Mapping[str, Any]) -> Event:
-    unknown = sorted(str(name) for name in set(fields) - set(GIVEN))
+    unknown = sorted(str(name) for name in set(fields) - set(EVENT_FIELDS))
     if unknown or "topic" not in fields:
         raise InvalidArgument(
-            f"an event needs a topic, and may have {', '.join(GIVEN)}, but this event has "
+            f"an event needs a topic, and may have {', '.join(EVENT_FIELDS)}, but this event has "
             f"{', '.join(unknown) or 'no topic'}"
         )
     values = {

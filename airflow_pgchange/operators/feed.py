@@ -107,7 +107,7 @@ class FeedOperator(ClaimingOperator):
             self._transaction = transaction
             self._tell_of_batch(feed, batch)
             try:
-                with transaction.progress.told(partial(self.log.info, "%s: %s", feed.name)):
+                with transaction.progress.reported_to(partial(self.log.info, "%s: %s", feed.name)):
                     self.process_batch(transaction, batch, context)
                 if outlets or has_lineage:
                     outcome.acked(transaction.connection, self._staged)

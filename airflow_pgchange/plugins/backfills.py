@@ -32,7 +32,7 @@ TABLES = 'select a.tube, a.tbl::text as "table" from tube.attachments() as a ord
 router = APIRouter(tags=["actions"])
 
 
-class Wanted(BaseModel):
+class BackfillStart(BaseModel):
     """The table to backfill, and the tube."""
 
     tube: Name
@@ -60,9 +60,9 @@ VIEW = View(backfills, datamodels.Backfills(backfills=[], tables=[], failure=Non
 
 @router.post(
     "/connections/{connection_id:path}/backfills/start",
-    dependencies=acting("pgchange_backfill_start", Wanted),
+    dependencies=acting("pgchange_backfill_start", BackfillStart),
 )
-def start(connection_id: str, payload: Wanted) -> Done:
+def start(connection_id: str, payload: BackfillStart) -> Done:
     """Ask the workers of a tube to backfill a table. An unfinished backfill of the table continues where it stopped."""
     with both(connection_id, None) as (connection, _):
         number = tubes.ask_backfill(connection, payload.tube, payload.table)

@@ -125,15 +125,15 @@ class SourceColumn:
 class Compared:
     """A column of the source, and the column of the target with its name.
 
-    ``wanted`` is the source's type as the target's database shows it, None if that database lacks it. ``held`` is the
-    type of the target's column, None if there is no such column. ``constrained``: the wanted type is a domain with
-    constraints or a default. ``stranger`` is the owner of the wanted type if it is neither a superuser nor a role that
-    this role is a member of.
+    ``source_type`` is the source's type as the target's database shows it, None if that database lacks it.
+    ``target_type`` is the type of the target's column, None if there is no such column. ``constrained``: the source's
+    type is a domain with constraints or a default. ``stranger`` is the owner of the source's type if it is neither a
+    superuser nor a role that this role is a member of.
     """
 
     column: SourceColumn
-    wanted: str | None
-    held: str | None
+    source_type: str | None
+    target_type: str | None
     generated: bool
     collation: str | None
     constrained: bool
@@ -165,11 +165,11 @@ def columns_of_query(source: psycopg.Connection[Any], query: sql.Composable) -> 
     """Return the columns of a query. A computed column has no length and no precision."""
     result = source.execute(sql.SQL("select * from ({}\n) as r limit 0").format(query)).pgresult
     assert result is not None
-    places = range(result.nfields)
+    indexes = range(result.nfields)
     described = sql.SQL(_QUERY).format(
-        names=[(result.fname(place) or b"").decode() for place in places],
-        types=[result.ftype(place) for place in places],
-        modifiers=[result.fmod(place) for place in places],
+        names=[(result.fname(index) or b"").decode() for index in indexes],
+        types=[result.ftype(index) for index in indexes],
+        modifiers=[result.fmod(index) for index in indexes],
     )
     return [SourceColumn(name, kind, size, declared=False) for name, kind, size in rows(source, described)]
 
@@ -178,9 +178,9 @@ def compared(
     results: psycopg.Connection[Any], target: str, columns: Sequence[SourceColumn]
 ) -> list[Compared]:
     """Return each column of the source, compared with the target's column of that name."""
-    listed = Jsonb([{"place": place, **asdict(column)} for place, column in enumerate(columns)])
+    listed = Jsonb([{"place": index, **asdict(column)} for index, column in enumerate(columns)])
     query = sql.SQL(_COMPARED).format(columns=listed, table=_shown(target))
-    return [Compared(columns[place], *values) for place, *values in rows(results, query)]
+    return [Compared(columns[index], *values) for index, *values in rows(results, query)]
 
 
 def read_again(

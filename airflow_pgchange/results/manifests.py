@@ -41,7 +41,7 @@ where c.relnamespace = pg_catalog.to_regnamespace({schema}) and c.relkind = 'r'
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredManifest:
     """The staging table of a manifest, and the manifest."""
 
     table: sql.Identifier
@@ -70,19 +70,19 @@ def merge_kept(
     Several applications may work on one attempt, as after a retry of the task that started the first. Each stages its
     own results, and only the last to finish counts. Raises BatchNotFinished if none has finished.
     """
-    kept = _last(connection, batch)
-    if kept is None:
+    stored = _last(connection, batch)
+    if stored is None:
         raise BatchNotFinished(
             f"{batch.feed}: nothing was merged: no application has staged results for attempt {batch.attempt} on "
             f"batch {batch.id}, or a crash of the server has emptied them. Run the application again, with `with "
             f"batch_job(handle)`. If it does not stage its results, ack the batch with staged=False"
         )
-    merge(connection, batch, kept.manifest, at)
-    connection.execute(sql.SQL("drop table {}").format(kept.table))
-    return kept.manifest
+    merge(connection, batch, stored.manifest, at)
+    connection.execute(sql.SQL("drop table {}").format(stored.table))
+    return stored.manifest
 
 
-def _last(connection: psycopg.Connection[Any], batch: Batch) -> Kept | None:
+def _last(connection: psycopg.Connection[Any], batch: Batch) -> StoredManifest | None:
     manifests = []
     for name in _tables(connection, batch):
         table = sql.Identifier(SCHEMA, name)
@@ -94,7 +94,7 @@ def _last(connection: psycopg.Connection[Any], batch: Batch) -> Kept | None:
                 "merged"
             ) from error
         # A crash may have emptied the table.
-        manifests += [(kept_at, Kept(table, tuple(map(result_of, manifest)))) for kept_at, manifest in stored]
+        manifests += [(kept_at, StoredManifest(table, tuple(map(result_of, manifest)))) for kept_at, manifest in stored]
     return max(manifests, key=lambda one: one[0])[1] if manifests else None
 
 

@@ -107,9 +107,9 @@ def _alterations(results: psycopg.Connection[Any], target: str, source: Source) 
 
 
 def _alteration(each: Compared, target: str, of: str) -> _Alteration | None:
-    if each.held is None:
+    if each.target_type is None:
         return _added(each, target, of)
-    change = None if each.wanted is None else type_change(each.wanted, each.held)
+    change = None if each.source_type is None else type_change(each.source_type, each.target_type)
     if change is None or each.generated:
         return None
     source = each.column
@@ -123,8 +123,8 @@ def _alteration(each: Compared, target: str, of: str) -> _Alteration | None:
         .as_string(None)
     )
     refused = (
-        f'"{source.name}" is {each.wanted} in the source and {each.held} in the target, and PostgreSQL would rewrite '
-        f"the table to change that: run `{statement}`"
+        f'"{source.name}" is {each.source_type} in the source and {each.target_type} in the target, and PostgreSQL '
+        f"would rewrite the table to change that: run `{statement}`"
     )
     return _Alteration(source.name, statement, None if change.in_place else refused, changes_type=True)
 
@@ -133,18 +133,18 @@ def _added(each: Compared, target: str, of: str) -> _Alteration:
     source = each.column
     statement = (
         sql.SQL("alter table {} add column if not exists {} {}")
-        .format(table_identifier(target), sql.Identifier(source.name), sql.SQL(each.wanted or source.type))
+        .format(table_identifier(target), sql.Identifier(source.name), sql.SQL(each.source_type or source.type))
         .as_string(None)
     )
     refused = None
-    if each.wanted is None:
+    if each.source_type is None:
         refused = (
             f'"{source.name}" of {of} has the type {source.type}, which the results database lacks: create the type '
             f"there, and run `{statement}`"
         )
     elif each.stranger is not None:
         refused = (
-            f'"{source.name}" has the type {each.wanted}, which belongs to {each.stranger} in the results database. '
+            f'"{source.name}" has the type {each.source_type}, which belongs to {each.stranger} in the results database. '
             f"Its checks would run with the rights of this role: let this role or a superuser own the type, or "
             "run "
             f"`{statement}`"
@@ -156,8 +156,8 @@ def _added(each: Compared, target: str, of: str) -> _Alteration:
         )
     elif each.constrained:
         refused = (
-            f'"{source.name}" has the type {each.wanted}, a domain with constraints or a default, and PostgreSQL would '
-            f"rewrite the table to add it: run `{statement}`"
+            f'"{source.name}" has the type {each.source_type}, a domain with constraints or a default, and '
+            f"PostgreSQL would rewrite the table to add it: run `{statement}`"
         )
     return _Alteration(source.name, statement, refused)
 

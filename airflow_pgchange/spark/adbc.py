@@ -121,7 +121,7 @@ def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBat
             raise refused from None
         if not (error.sqlstate or "").startswith(REFUSED):
             raise
-        raise MergeRefused(f"{rows.of}: {_said(error)}: nothing was written") from error
+        raise MergeRefused(f"{rows.of}: {_message_of(error)}: nothing was written") from error
     return written
 
 
@@ -152,13 +152,13 @@ def _converted(
     batch: pa.RecordBatch, columns: Sequence[Column], schema: pa.Schema, rows: Rows
 ) -> pa.RecordBatch:
     if batch.num_columns > len(columns) and batch.column(len(columns)).null_count < batch.num_rows:
-        places = batch.column(len(columns))
-        row = pc.index(places.is_valid(), True).as_py()
-        column = columns[places[row].as_py()]
+        indexes = batch.column(len(columns))
+        row = pc.index(indexes.is_valid(), True).as_py()
+        column = columns[indexes[row].as_py()]
         raise rows.unreadable(record(batch, row, rows.key), column.name, column.problem)
     arrays = []
-    for place, column in enumerate(columns):
-        array, kind = batch.column(place), schema.field(place).type
+    for index, column in enumerate(columns):
+        array, kind = batch.column(index), schema.field(index).type
         try:
             arrays.append(pc.cast(array, kind))
         except pa.ArrowInvalid as error:
@@ -176,7 +176,7 @@ def _is_castable(array: Any, kind: Any) -> bool:
     return True
 
 
-def _said(error: AdbcError) -> str:
+def _message_of(error: AdbcError) -> str:
     """Return PostgreSQL's message, without the name of the staging table."""
     return str(error).partition("ERROR:")[2].partition("\n")[0].strip() or str(error)
 

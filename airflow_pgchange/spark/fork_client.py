@@ -69,7 +69,7 @@ class Running:
 
     def _code(self) -> int:
         try:
-            return fork_protocol.told(self._connection)
+            return fork_protocol.receive_exit_code(self._connection)
         except (EOFError, OSError) as error:
             raise ApplicationFailed(
                 "the application was killed, because the process that supervises it has ended unexpectedly"

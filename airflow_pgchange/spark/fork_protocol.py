@@ -26,7 +26,7 @@ def receive(connection: socket.socket) -> tuple[bytes, int]:
     return _exactly(connection, size), files[0]
 
 
-def tell(connection: socket.socket, code: int) -> None:
+def send_exit_code(connection: socket.socket, code: int) -> None:
     """Send the exit code, if the receiver still exists."""
     try:
         connection.sendall(_CODE.pack(code))
@@ -34,7 +34,7 @@ def tell(connection: socket.socket, code: int) -> None:
         return
 
 
-def told(connection: socket.socket) -> int:
+def receive_exit_code(connection: socket.socket) -> int:
     """Return the exit code. Raises EOFError if the sender is gone."""
     (code,) = _CODE.unpack(_exactly(connection, _CODE.size))
     return int(code)

@@ -27,7 +27,7 @@ import grpc
 
 from airflow_pgchange.spark import application
 from airflow_pgchange.spark.application import Application
-from airflow_pgchange.spark.fork_protocol import LOCK, receive, tell
+from airflow_pgchange.spark.fork_protocol import LOCK, receive, send_exit_code
 from airflow_pgchange.spark.parent_process import die_with_parent
 
 IDLE = 600.0
@@ -106,7 +106,7 @@ def mind(connection: socket.socket) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    tell(connection, code)
+    send_exit_code(connection, code)
     connection.close()
     close_session(requested.remote, requested.environment)
 

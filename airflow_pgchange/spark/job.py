@@ -30,7 +30,7 @@ from airflow_pgchange.spark import session
 from airflow_pgchange.spark.lake_sink import LakeSink, lake_sink
 from airflow_pgchange.spark.mirror import as_copied, marked, with_touched
 from airflow_pgchange.spark.payloads import columns_of_messages, columns_of_payloads
-from airflow_pgchange.spark.read_options import PATIENCE, Rule, Wanted
+from airflow_pgchange.spark.read_options import PATIENCE, Rule, ReadOptions
 from airflow_pgchange.spark.request import Work
 from airflow_pgchange.spark.source import NAME, data_source, prepare
 from airflow_pgchange.spark.table_sink import TableSink, table_sink
@@ -94,7 +94,7 @@ class Job:
         """Return the changes of the batch: a row for each, in the feed's columns. ``id`` is the key of the changed row:
         a long for one column of integers, a string for another column, an array of strings for several columns. The
         strings are PostgreSQL's output of the values. Here and below, ``shard`` selects the changes of one shard."""
-        return self._frame(Wanted(shard=shard))
+        return self._frame(ReadOptions(shard=shard))
 
     def payloads(self, schema: str | StructType) -> DataFrame:
         """Return the events with their payloads as columns: ``event_id``, ``topic`` and the fields of ``schema``.
@@ -139,7 +139,7 @@ class Job:
         gone. A row for which the predicate raises an error does not. The predicate runs with the rights of the table's
         owner. The owner grants ``execute`` on it to the role of the source's connection.
         """
-        return self._frame(Wanted.of(table, key, shard, columns=columns))
+        return self._frame(ReadOptions.of(table, key, shard, columns=columns))
 
     def routed(
         self,
@@ -163,7 +163,7 @@ class Job:
         """
         chosen = None if columns is None else tuple(columns)
         return self._frame(
-            Wanted(
+            ReadOptions(
                 table,
                 names_of(key),
                 chosen,
@@ -179,7 +179,7 @@ class Job:
 
         The ids have the type that they have in ``changes()``.
         """
-        return self._frame(Wanted.of(table, key, shard, which="gone"))
+        return self._frame(ReadOptions.of(table, key, shard, which="gone"))
 
     def mirror(
         self,
@@ -211,25 +211,25 @@ class Job:
             raise InvalidArgument(
                 f"{table.table}: an attached table has its own key and shard: leave them out"
             )
-        wanted = Wanted.of(table, key, shard, columns=columns, which="every")
+        read_options = ReadOptions.of(table, key, shard, columns=columns, which="every")
         if not isinstance(into, str):
-            assert wanted.key is not None
-            frame = marked(self._frame(wanted), wanted.key)
-            self._stage(into, wanted.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame, evolve=evolve)
+            assert read_options.key is not None
+            frame = marked(self._frame(read_options), read_options.key)
+            self._stage(into, read_options.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame, evolve=evolve)
             return
         with connect(self._work.results, primary=True) as connection:
             copy = into if isinstance(table, str) else table.copy_in(connection, into)
             target = look_up(connection, copy)
-        assert wanted.key is not None
+        assert read_options.key is not None
         made = [name for name, column in target.columns.items() if column.generated]
-        frame = marked(self._frame(wanted), wanted.key).drop(*made)
-        keys = wanted.key
+        frame = marked(self._frame(read_options), read_options.key).drop(*made)
+        keys = read_options.key
         copied = None
         if not isinstance(table, str):
             copied = Copied(*table.parts, tuple(name for name in frame.columns if name != TOUCHED))
             frame, keys = as_copied(frame, table, target, evolve=evolve)
         shown = frame.drop(TOUCHED)
-        source = self._source(wanted.table or copy, shown) if evolve else None
+        source = self._source(read_options.table or copy, shown) if evolve else None
         self._stage(copy, keys, Mode.MIRROR, shown, lambda: frame, copied=copied, source=source)
 
     def merge(
@@ -269,7 +269,7 @@ class Job:
         def marked_rows() -> DataFrame:
             if not chosen.behaviour.deletes_touched:
                 return frame
-            touched = self._frame(Wanted(shard=shard, typed=True))
+            touched = self._frame(ReadOptions(shard=shard, typed=True))
             return with_touched(frame, touched, str(into), keys, len(self.batch.key))
 
         source = None
@@ -341,11 +341,11 @@ class Job:
         with connected(self._work.source, self.batch.lsn) as connection:
             return Attached.all(feed.tube, ask(connection, feed.attached()))
 
-    def _frame(self, wanted: Wanted) -> DataFrame:
+    def _frame(self, read_options: ReadOptions) -> DataFrame:
         if not self._small:
-            return self.spark.read.format(NAME).options(**wanted.options()).load()
+            return self.spark.read.format(NAME).options(**read_options.options()).load()
         work = self._work
-        reading = prepare(work.feed, self.batch, work.source, wanted, work.cluster)
+        reading = prepare(work.feed, self.batch, work.source, read_options, work.cluster)
         schema = reading.schema()
         batches = [batch for partition in reading.partitions(1) for batch in reading.read(partition)]
         table = pa.Table.from_batches(batches, schema=arrow_schema(schema))

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import connect
-from airflow_pgchange.lake.formats import Place, prepared
+from airflow_pgchange.lake.formats import FileWriter, prepared
 from airflow_pgchange.lake.rows import write_marked
 from airflow_pgchange.lake.staged_files import Files, StagedFiles
 from airflow_pgchange.lake.tables import LakeTable
@@ -25,17 +25,17 @@ from airflow_pgchange.spark.types import arrow_schema
 
 @dataclass(frozen=True)
 class LakeSink:
-    """A place for data files, and the description of the files, which is still empty."""
+    """A writer of data files, and the description of the files, which is still empty."""
 
-    place: Place
+    writer: FileWriter
     staged: StagedFiles
 
     def stage(self, frame: DataFrame) -> StagedFiles:
         """Write the frame from the executors, whose Python needs the library of the format."""
         # Rename the columns: Spark would take a dot in a column's name for a path into a struct.
         plain = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
-        writer = _writer(self.place, self.staged.key, frame.columns)
-        written = [json.loads(row["files"]) for row in plain.mapInArrow(writer, "files string").collect()]
+        write = _writing(self.writer, self.staged.key, frame.columns)
+        written = [json.loads(row["files"]) for row in plain.mapInArrow(write, "files string").collect()]
         return self.staged.of(
             Files(
                 tuple(file for task in written for file in task["files"]),
@@ -45,7 +45,7 @@ class LakeSink:
 
     def stage_small(self, rows: pa.Table) -> StagedFiles:
         """Write the rows of a frame from the driver."""
-        return self.staged.of(write_marked(self.place, self.staged.key, rows.to_batches()))
+        return self.staged.of(write_marked(self.writer, self.staged.key, rows.to_batches()))
 
 
 def lake_sink(
@@ -70,11 +70,11 @@ def lake_sink(
         )
 
 
-def _writer(
-    place: Place, key: tuple[str, ...], names: list[str]
+def _writing(
+    writer: FileWriter, key: tuple[str, ...], names: list[str]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        files = write_marked(place, key, (batch.rename_columns(names) for batch in batches))
+        files = write_marked(writer, key, (batch.rename_columns(names) for batch in batches))
         yield pa.RecordBatch.from_pydict({"files": [json.dumps(asdict(files))]})
 
     return write

@@ -108,7 +108,7 @@ def with_touched(
 
 def _columns_of_ids(changes: DataFrame, id_: str, count: int) -> list[str]:
     """Return the columns of an id in a frame of changes. For an id that is a number, this is the id itself."""
-    columns = [KEY_PART.format(place) for place in range(1, count + 1)]
+    columns = [KEY_PART.format(number) for number in range(1, count + 1)]
     return columns if columns[0] in changes.columns else [id_]
 
 

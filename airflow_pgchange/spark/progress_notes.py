@@ -14,7 +14,7 @@ class Notes:
     def __init__(self, manifest: Path) -> None:
         self._path = manifest.with_name(manifest.name + ".notes")
         self._last: tuple[str, str] | None = None
-        self._said = 0
+        self._reported = 0
 
     def add(self, step: str, how_far: str) -> None:
         """Write how far a step is, unless the last note says the same."""
@@ -34,8 +34,8 @@ class Notes:
         """The notes since the last call: a line for each step, with its latest note. If there are none, the last note
         again."""
         notes = self._read()
-        new = notes[self._said :] or notes[-1:]
-        self._said = len(notes)
+        new = notes[self._reported :] or notes[-1:]
+        self._reported = len(notes)
         latest = {step: f"{step}: {how_far}" for _, step, how_far in new}
         return "\n".join(latest.values()) or "starting"
 

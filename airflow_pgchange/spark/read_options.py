@@ -39,7 +39,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReadOptions:
     """The data of a batch to read: its changes, or, with ``table`` and ``key``, the rows of a table that they name.
 
     - ``which``: ``there``: the rows that exist. ``gone``: the ids of changes whose row is gone, in the column ``id``.
@@ -76,7 +76,7 @@ class Wanted:
 
     def options(self) -> dict[str, str]:
         """Return the options of the data source. They appear in plans, so they hold no secrets."""
-        given = {
+        options = {
             "table": self.table,
             "key": self.key[0] if self.key is not None and len(self.key) == 1 else None,
             "keys": json.dumps(self.key) if self.key is not None and len(self.key) > 1 else None,
@@ -87,7 +87,7 @@ class Wanted:
             "typed": "true" if self.typed else None,
             **({} if self.rule is None else {name: str(value) for name, value in asdict(self.rule).items()}),
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in options.items() if value is not None}
 
     @classmethod
     def of(
@@ -98,7 +98,7 @@ class Wanted:
         *,
         columns: Sequence[str] | None = None,
         which: Which = "there",
-    ) -> Wanted:
+    ) -> ReadOptions:
         """Return the data to read of a table. An attached table has its key, shard and predicate."""
         chosen = None if columns is None else tuple(columns)
         if isinstance(table, str):
@@ -113,7 +113,7 @@ class Wanted:
         )
 
     @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Wanted:
+    def from_options(cls, options: Mapping[str, str]) -> ReadOptions:
         columns, shard, bucket = (options.get(name) for name in ("columns", "shard", "bucket"))
         key, keys = options.get("key"), options.get("keys")
         tier, timeout = options.get("tier", Rule.tier), float(options.get("timeout", PATIENCE))
@@ -130,7 +130,7 @@ class Wanted:
 
 
 @contextmanager
-def explained(wanted: Wanted) -> Iterator[None]:
+def explained(read_options: ReadOptions) -> Iterator[None]:
     """Raise InvalidArgument or PermissionDenied, with advice, for an error of PostgreSQL about the named table."""
     try:
         yield
@@ -139,15 +139,15 @@ def explained(wanted: Wanted) -> Iterator[None]:
             f"{error.diag.message_primary}: correct the table, its key or the columns"
         ) from error
     except PermissionDenied as error:
-        if wanted.table is None:
+        if read_options.table is None:
             raise
-        whose = "source's" if wanted.rule is None else "instances'"
+        whose = "source's" if read_options.rule is None else "instances'"
         refused = refused_statement(error.__cause__) if isinstance(error.__cause__, psycopg.Error) else None
         role = identifier(refused.role) if refused else "this role"
-        table = table_identifier(wanted.table).as_string(None)
+        table = table_identifier(read_options.table).as_string(None)
         schema = f"grant usage on schema {table.rpartition('.')[0]} to {role}; " if "." in table else ""
         raise PermissionDenied(
-            f"{role}, the role of the {whose} connection, may not read {wanted.table}:\n"
+            f"{role}, the role of the {whose} connection, may not read {read_options.table}:\n"
             f"let its owner run: {schema}grant select on {table} to {role}"
         ) from error
 

@@ -70,7 +70,7 @@ def write(request: Request) -> Path:
     return path
 
 
-def wanted(folder: Path) -> bool:
+def wants_more(folder: Path) -> bool:
     """Whether the application with requests in this folder waits for another batch."""
     return (folder / WANTED).exists()
 

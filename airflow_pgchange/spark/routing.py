@@ -22,7 +22,7 @@ from airflow_pgchange.feeds.key_columns import KeyColumn, found_by, key_columns
 from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.table_names import table_identifier
 from airflow_pgchange.spark import adbc
-from airflow_pgchange.spark.read_options import Rule, Wanted, explained, not_unique
+from airflow_pgchange.spark.read_options import Rule, ReadOptions, explained, not_unique
 from airflow_pgchange.spark.types import Column, arrow_schema, describe, spark_schema
 from airflow_pgchange.spark.unsupported_values import Rows
 from airflow_pgchange.topology import bucket_owners
@@ -39,7 +39,7 @@ LONGEST_PAUSE = 2.0
 """The longest pause between two attempts, in seconds."""
 
 ROWS = """
-    select {wanted}, q.pgchange_place,
+    select {selected}, q.pgchange_place,
            (t.pgchange_bucket <@ {all}::pg_catalog.int8multirange) is not true as pgchange_stray
     from (select r.*, ({bucket})::pg_catalog.int8 as pgchange_bucket from {table} r) t
     join rows from ({ids}) with ordinality q ({names}, pgchange_place) on {found}
@@ -65,7 +65,7 @@ class RoutedReading:
     batch: Batch
     source: str = field(repr=False)
     cluster: Cluster
-    wanted: Wanted
+    read_options: ReadOptions
     table: str
     names: tuple[str, ...]
     rule: Rule
@@ -76,22 +76,22 @@ class RoutedReading:
 
     @classmethod
     def prepare(
-        cls, feed: Feed, batch: Batch, source: str, wanted: Wanted, cluster: Cluster | None
+        cls, feed: Feed, batch: Batch, source: str, read_options: ReadOptions, cluster: Cluster | None
     ) -> RoutedReading:
         """Ask the catalogue for the buckets, and a master for the columns. Raises InvalidArgument if they are invalid,
         ServerUnavailable if the catalogue does not answer, and BatchIncomplete if no master answers."""
-        if wanted.table is None or wanted.key is None or wanted.rule is None:
+        if read_options.table is None or read_options.key is None or read_options.rule is None:
             raise InvalidArgument("bucket needs a table: name it with table and key")
         if cluster is None:
             raise InvalidArgument(
                 "no cluster was handed to this application: give SparkBatchOperator catalogue_conn_id"
             )
         with connect(cluster.catalogue, primary=True) as connection:
-            buckets = bucket_owners.all_buckets(connection, wanted.rule.tier)
+            buckets = bucket_owners.all_buckets(connection, read_options.rule.tier)
         with reading.connected(source, batch.lsn) as connection:
             ids = tuple(describe(connection, _ids(partitions(feed, batch, 1)[0]).query))
         undescribed = cls(
-            feed, batch, source, cluster, wanted, wanted.table, wanted.key, wanted.rule, buckets, ids
+            feed, batch, source, cluster, read_options, read_options.table, read_options.key, read_options.rule, buckets, ids
         )
         return undescribed._described()
 
@@ -102,7 +102,7 @@ class RoutedReading:
     def partitions(self, n: int) -> list[RoutedPart]:
         """Return about ``n`` partitions. Each has some of the changes and the buckets of one replicaset."""
         shares = self._shares(self.buckets)
-        parts = partitions(self.feed, self.batch, max(1, n // len(shares)), self.wanted.shard)
+        parts = partitions(self.feed, self.batch, max(1, n // len(shares)), self.read_options.shard)
         return [RoutedPart(_ids(part), share.buckets) for part in parts for share in shares]
 
     def read(self, part: RoutedPart) -> Iterator[pa.RecordBatch]:
@@ -112,8 +112,8 @@ class RoutedReading:
         ids = pa.Table.from_batches(
             adbc.read(self.source, self.batch.lsn, part.changes, self.ids, schema, rows=changes), schema
         ).column(0)
-        for place in range(0, len(ids), IDS_A_QUESTION):
-            yield from self._rows(ids.slice(place, IDS_A_QUESTION).to_pylist(), part.buckets)
+        for start in range(0, len(ids), IDS_A_QUESTION):
+            yield from self._rows(ids.slice(start, IDS_A_QUESTION).to_pylist(), part.buckets)
 
     def _rows(self, ids: Sequence[object], buckets: str) -> list[pa.RecordBatch]:
         """Return the rows of these changes in these buckets.
@@ -165,7 +165,7 @@ class RoutedReading:
 
         def attempt() -> RoutedReading:
             share = self._shares(self.buckets)[0]
-            with connect(self._server(share)) as connection, explained(self.wanted):
+            with connect(self._server(share)) as connection, explained(self.read_options):
                 keyed = replace(self, key=key_columns(connection, self.table, self.names, self.batch.key))
                 columns = describe(connection, keyed._query([], share.buckets))
                 return replace(keyed, columns=tuple(columns))
@@ -174,11 +174,11 @@ class RoutedReading:
 
     def _query(self, ids: Sequence[object], buckets: str) -> str:
         """Return the query for the rows that some ids name in some buckets."""
-        names = None if self.wanted.columns is None else dict.fromkeys([*self.names, *self.wanted.columns])
-        arrays, columns = self._arrays(ids), [f"pgchange_id_{place}" for place, _ in enumerate(self.key)]
+        names = None if self.read_options.columns is None else dict.fromkeys([*self.names, *self.read_options.columns])
+        arrays, columns = self._arrays(ids), [f"pgchange_id_{index}" for index, _ in enumerate(self.key)]
         some = [sql.Identifier("t", name) for name in [*(names or []), BUCKET]]
         query = sql.SQL(ROWS).format(
-            wanted=sql.SQL("t.*") if names is None else sql.SQL(", ").join(some),
+            selected=sql.SQL("t.*") if names is None else sql.SQL(", ").join(some),
             all=self.buckets,
             bucket=sql.SQL(self.rule.bucket),
             table=table_identifier(self.table),
@@ -195,8 +195,8 @@ class RoutedReading:
             kind = dict(self.feed.columns)["id"] if self.batch.key == BIGINT else "text"
             return [sql.SQL("pg_catalog.unnest({}::{}[])").format(list(ids), sql.SQL(kind))]
         return [
-            sql.SQL("pg_catalog.unnest({}::text[])").format([id_[place] for id_ in ids])
-            for place, _ in enumerate(self.key)
+            sql.SQL("pg_catalog.unnest({}::text[])").format([id_[index] for id_ in ids])
+            for index, _ in enumerate(self.key)
         ]
 
     def _shares(self, buckets: str) -> list[Share]:
@@ -210,8 +210,8 @@ class RoutedReading:
     def _server(self, share: Share) -> str:
         """Return the connection string of the master that owns a share. Raises ServerUnavailable if the catalogue has
         none."""
-        if share.trouble is not None or share.address is None:
-            raise ServerUnavailable(str(share.trouble))
+        if share.unavailable_because is not None or share.address is None:
+            raise ServerUnavailable(str(share.unavailable_because))
         return complete(bucket_owners.at(self.cluster.instances, share.address), primary=True)
 
     def _patiently(self, attempt: Callable[[], T], buckets: str) -> T:

@@ -37,7 +37,7 @@ class Serving:
     @property
     def wants_more(self) -> bool:
         """Whether the application waits for another batch."""
-        return self._runs and request.wanted(self.folder)
+        return self._runs and request.wants_more(self.folder)
 
     @property
     def failure(self) -> BaseException | None:

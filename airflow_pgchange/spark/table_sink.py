@@ -39,7 +39,7 @@ class TableSink:
     def stage(self, frame: DataFrame) -> Staged:
         """Write the frame from the executors."""
         # Rename the columns: Spark would take a dot in a column's name for a path into a struct.
-        plain = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+        plain = frame.toDF(*(f"c{index}" for index in range(len(frame.columns))))
         writer = _writer(self.results, self.staged.table, frame.columns, self._rows)
         written = plain.mapInArrow(writer, "attempt bigint, rows bigint").collect()
         return replace(self.staged, winners=tuple((row["attempt"], row["rows"]) for row in written))

@@ -94,14 +94,14 @@ def session(*, local: bool) -> str:
 class Column:
     """How one column of a query is read.
 
-    ``cast`` is the PostgreSQL expression to select. ``misfit`` is the condition under which a value has no counterpart
-    in Spark, and ``problem`` describes such a value. ``{}`` stands for the column in both expressions.
+    ``cast`` is the PostgreSQL expression to select. ``unsupported_if`` is the condition under which a value has no
+    counterpart in Spark, and ``problem`` describes such a value. ``{}`` stands for the column in both expressions.
     """
 
     name: str
     spark: t.DataType
     cast: str = "{}"
-    misfit: str | None = None
+    unsupported_if: str | None = None
     problem: str = ""
 
 
@@ -122,7 +122,7 @@ _NATIVE: Mapping[str, t.DataType] = {
 }
 _LATEST = "294247-01-01"
 """Spark counts microseconds from 1970 in 64 bits, which end in this year."""
-_MISFITS: Mapping[str, tuple[str, str]] = {
+_UNSUPPORTED_IF: Mapping[str, tuple[str, str]] = {
     "date": ("not pg_catalog.isfinite({})", "infinity"),
     "timestamp": (
         f"not ({{}} > '-infinity' and {{}} < timestamp '{_LATEST}')",
@@ -160,9 +160,9 @@ def reading_query(query: str, columns: Sequence[Column]) -> str:
         for column in columns
     ]
     cases = [
-        sql.SQL("when {} then {}").format(_over(column.misfit, column), place)
-        for place, column in enumerate(columns)
-        if column.misfit is not None
+        sql.SQL("when {} then {}").format(_over(column.unsupported_if, column), index)
+        for index, column in enumerate(columns)
+        if column.unsupported_if is not None
     ]
     if cases:
         either = sql.SQL("case {} end as {}").format(sql.SQL(" ").join(cases), sql.Identifier(MISFIT))
@@ -233,12 +233,12 @@ def _kinds(connection: psycopg.Connection[Any], oids: set[int]) -> dict[int, tup
 def _column(name: str, kind: str, element: str | None, modifier: int) -> Column:
     if element is None:
         read = _read(name, kind, modifier)
-        return Column(name, read.spark, read.cast(), read.misfit, read.problem)
+        return Column(name, read.spark, read.cast(), read.unsupported_if, read.problem)
     read = _read(name, element, modifier)
     unsupported_if = "pg_catalog.array_ndims({}) > 1 or pg_catalog.array_lower({}, 1) <> 1"
     problem = "an array with several dimensions, or whose first index is not 1"
-    if read.misfit is not None:
-        inside = read.misfit.replace("{}", "e.value")
+    if read.unsupported_if is not None:
+        inside = read.unsupported_if.replace("{}", "e.value")
         unsupported_if += f" or exists (select from pg_catalog.unnest({{}}) e (value) where {inside})"
         problem += f", or in it {read.problem}"
     return Column(name, t.ArrayType(read.spark), read.cast("[]"), unsupported_if, problem)
@@ -250,7 +250,7 @@ class _Read:
 
     spark: t.DataType
     casts: tuple[str, ...]
-    misfit: str | None = None
+    unsupported_if: str | None = None
     problem: str = ""
 
     def cast(self, dimensions: str = "") -> str:
@@ -261,7 +261,7 @@ def _read(name: str, kind: str, modifier: int) -> _Read:
     if kind == "numeric":
         return _numeric(name, modifier)
     if kind in _NATIVE:
-        return _Read(_NATIVE[kind], (kind,), *_MISFITS.get(kind, (None, "")))
+        return _Read(_NATIVE[kind], (kind,), *_UNSUPPORTED_IF.get(kind, (None, "")))
     if kind == "money":
         return _Read(DECIMAL, ("numeric", "text"))
     if kind == "oid":

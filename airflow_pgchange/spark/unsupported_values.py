@@ -58,8 +58,8 @@ def shown(value: object) -> str:
 
 def nul_found(batch: pa.RecordBatch, rows: Rows) -> UnsupportedType | None:
     """Return the error for the first text with a NUL character; None if there is none."""
-    for place, field in enumerate(batch.schema):
-        array = batch.column(place)
+    for index, field in enumerate(batch.schema):
+        array = batch.column(index)
         if not _may_hold_nul(array.flatten() if pa.types.is_list(field.type) else array):
             continue
         for row, value in enumerate(array.to_pylist()):

@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_pgchange.errors import ServerUnavailable
 from airflow_pgchange.feeds import heartbeat, server_timeout, watched_connection
 from airflow_pgchange.feeds.error_translation import ADVICE
-from airflow_pgchange.feeds.watched_socket import Deadlines, Line, socket_of
+from airflow_pgchange.feeds.watched_socket import Deadlines, WatchedSocket, socket_of
 from airflow_pgchange.spark.installed_versions import check_arrow_driver
 
 OPEN_FILES = Path("/dev/fd")
@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 class Watched:
     """An ADBC statement in a transaction. Each call of the driver counts as a wait for the server."""
 
-    def __init__(self, statement: AdbcStatement, line: Line | None) -> None:
+    def __init__(self, statement: AdbcStatement, sock: WatchedSocket | None) -> None:
         self.statement = statement
-        self._line = line
+        self._sock = sock
 
     def update(self, query: str | None = None) -> None:
         """Execute a query, or the statement that was prepared."""
@@ -63,28 +63,28 @@ class Watched:
     def waiting(self) -> Iterator[None]:
         """Count the time of the block as a wait for the server. Raises ServerUnavailable if the heartbeat has ended the
         connection."""
-        if self._line is None:
+        if self._sock is None:
             yield
             return
-        self._line.wait()
+        self._sock.wait()
         try:
             yield
         except (AdbcError, OSError) as error:
-            if self._line.error is None:
+            if self._sock.error is None:
                 raise
-            raise ServerUnavailable(f"{self._line.error}: {ADVICE[ServerUnavailable]}") from error
+            raise ServerUnavailable(f"{self._sock.error}: {ADVICE[ServerUnavailable]}") from error
         finally:
-            self._line.rest()
+            self._sock.rest()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Do not count the block as a wait, inside that of ``waiting``: the driver runs our code and the server waits."""
-        if self._line is None:
+        if self._sock is None:
             yield
             return
-        self._line.rest()
+        self._sock.rest()
         yield
-        self._line.wait()
+        self._sock.wait()
 
 
 @contextmanager
@@ -119,23 +119,23 @@ def _opened(conninfo: str) -> Iterator[Watched]:
         adbc_driver_postgresql.connect(server_timeout.for_libpq(conninfo)) as database,
         AdbcConnection(database) as connection,
     ):
-        line = None if deadlines is None else _line(conninfo, deadlines, before)
+        sock = None if deadlines is None else _watched_socket(conninfo, deadlines, before)
         try:
             connection.set_autocommit(False)
             with AdbcStatement(connection) as statement:
-                watched = Watched(statement, line)
-                if line is not None:
-                    _guard(watched, line)
+                watched = Watched(statement, sock)
+                if sock is not None:
+                    _guard(watched, sock)
                 yield watched
             with watched.waiting():
                 connection.commit()
         finally:
-            if line is not None:
-                line.close()
+            if sock is not None:
+                sock.close()
 
 
-def _line(conninfo: str, deadlines: Deadlines, before: dict[int, int]) -> Line | None:
-    """Watch the connection that was opened since ``before``, and return its line; None if its socket is not known."""
+def _watched_socket(conninfo: str, deadlines: Deadlines, before: dict[int, int]) -> WatchedSocket | None:
+    """Watch the connection that was opened since ``before``, and return its socket; None if it is not known."""
     parameters = conninfo_to_dict(conninfo)
     if str(parameters.get("host") or "").startswith(("/", "@")):
         # The system closes a Unix socket with its server. A TCP socket of this port belongs to another connection.
@@ -156,22 +156,22 @@ def _line(conninfo: str, deadlines: Deadlines, before: dict[int, int]) -> Line |
         address,
     )
     there = make_conninfo(conninfo, host=host, hostaddr=address, port=port)
-    line = Line(fd, deadlines, watched_connection.address_of(there, deadlines), name=f"{host} port {port}")
-    heartbeat.watch(line)
-    return line
+    sock = WatchedSocket(fd, deadlines, watched_connection.address_of(there, deadlines), name=f"{host} port {port}")
+    heartbeat.watch(sock)
+    return sock
 
 
-def _guard(watched: Watched, line: Line) -> None:
+def _guard(watched: Watched, sock: WatchedSocket) -> None:
     """Let the server check for its client during this transaction, and note the session."""
     settings = ", ".join(
         f"pg_catalog.set_config('{name}', '{value}', true)"
-        for name, value in watched_connection.settings_of(line.deadlines).items()
+        for name, value in watched_connection.settings_of(sock.deadlines).items()
         if name != watched_connection.CHECK
     )
     for batch in watched.batches(f"select {watched_connection.OPENED}, {settings}"):
         # ADBC does not tell whether a pooler shares the session with other clients.
         watched_connection.learn(
-            line, tuple(batch.column(place)[0].as_py() for place in range(5)), is_own=False
+            sock, tuple(batch.column(index)[0].as_py() for index in range(5)), is_own=False
         )
 
 

@@ -27,7 +27,7 @@ class HandlerFailure:
     retry_in: float | None
 
 
-class GivenGroup(Group):
+class FakeGroup(Group):
     """A group that has only the events of a test. It keeps the failures that a group of the event log would store."""
 
     def __init__(self, name: str, events: Sequence[Event], handlers: Sequence[Handler], attempt: int) -> None:
@@ -82,7 +82,7 @@ def handled(
         )
         for row in rows
     ]
-    group = GivenGroup(operator.group, events, handlers, attempt)
+    group = FakeGroup(operator.group, events, handlers, attempt)
     HandlerRun(
         group,
         handlers,

@@ -20,7 +20,7 @@ from airflow_pgchange.testing.changes import BATCH_ID, Given, batch_of_rows, row
 from airflow_pgchange.testing.handlers import HandlerFailure, handled
 from airflow_pgchange.testing.recorded_connection import Answer, RecordedConnection, Statement
 from airflow_pgchange.testing.tasks import Task, prepared
-from airflow_pgchange.testing.transaction import GivenTransaction
+from airflow_pgchange.testing.transaction import FakeTransaction
 from airflow_pgchange.utils.arguments import feed_of
 
 
@@ -91,7 +91,7 @@ def run_batch_once(
     batch_changes = [source.change(row) for row in rows]
     with _results(connection, postgres_conn_id, answer) as results:
         try:
-            with GivenTransaction(source, batch, batch_changes, results) as transaction:
+            with FakeTransaction(source, batch, batch_changes, results) as transaction:
                 operator.process_batch(transaction, batch, task_context)  # type: ignore[arg-type]
         except Exception as error:
             if operator.max_attempts is None or attempt < operator.max_attempts:

@@ -25,7 +25,7 @@ from airflow_pgchange.results.schema_evolution import Source
 from airflow_pgchange.results.staging import TOUCHED, Copied
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.mirror import marked
-from airflow_pgchange.spark.read_options import CHANGE, Wanted
+from airflow_pgchange.spark.read_options import CHANGE, ReadOptions
 from airflow_pgchange.spark.request import Work
 from airflow_pgchange.spark.types import DECIMAL, staging_types
 from airflow_pgchange.testing.changes import BATCH_ID, Given, Row, batch_of_rows, rows_of
@@ -82,7 +82,7 @@ class SparkRun:
     merged: tuple[Merged, ...] = ()
 
 
-class GivenJob(Job):
+class FakeJob(Job):
     """A job with the changes and tables of a test. It keeps its merges, or stages them if there is a database of
     results."""
 
@@ -120,11 +120,11 @@ class GivenJob(Job):
         if self._work.results:
             super().mirror(table, into, columns, key=key, shard=shard, evolve=evolve)
             return
-        wanted = Wanted.of(table, key, shard, columns=columns, which="every")
-        assert wanted.key is not None
-        frame = marked(self._frame(wanted), wanted.key)
+        read_options = ReadOptions.of(table, key, shard, columns=columns, which="every")
+        assert read_options.key is not None
+        frame = marked(self._frame(read_options), read_options.key)
         copy = table.copy(into) if isinstance(table, Attached) and isinstance(into, str) else str(into)
-        self._stage(copy, wanted.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame)
+        self._stage(copy, read_options.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame)
 
     def _stage(
         self,
@@ -157,39 +157,39 @@ class GivenJob(Job):
         """Describe the frame of the test as a source table. A frame has no lengths and no defaults."""
         return Source(table, columns_of_frame(staging_types(frame.schema)))
 
-    def _frame(self, wanted: Wanted) -> DataFrame:
+    def _frame(self, read_options: ReadOptions) -> DataFrame:
         changes = self._changes
-        if wanted.shard is not None:
-            changes = changes.where(f.col("shard") == wanted.shard)
-        if wanted.table is None or wanted.key is None:
-            return self._with_parts(changes, "id") if wanted.typed else changes
-        if wanted.table not in self._tables:
+        if read_options.shard is not None:
+            changes = changes.where(f.col("shard") == read_options.shard)
+        if read_options.table is None or read_options.key is None:
+            return self._with_parts(changes, "id") if read_options.typed else changes
+        if read_options.table not in self._tables:
             raise InvalidArgument(
-                f"the job reads {wanted.table}, and this test has no such table: give its rows, as in "
-                f"tables={{'{wanted.table}': frame}}"
+                f"the job reads {read_options.table}, and this test has no such table: give its rows, as in "
+                f"tables={{'{read_options.table}': frame}}"
             )
-        table = self._tables[wanted.table]
-        if wanted.columns is not None:
-            table = table.select(*dict.fromkeys([*wanted.key, *wanted.columns]))
+        table = self._tables[read_options.table]
+        if read_options.columns is not None:
+            table = table.select(*dict.fromkeys([*read_options.key, *read_options.columns]))
         ids = self._with_parts(changes.select(f.col("id").alias(CHANGE)), CHANGE)
         parts = [name for name in ids.columns if name != CHANGE]
-        pairs = zip(parts or [CHANGE], wanted.key, strict=True)
+        pairs = zip(parts or [CHANGE], read_options.key, strict=True)
         same = reduce(and_, (ids[part] == table[name] for part, name in pairs))
-        if wanted.which == "gone":
+        if read_options.which == "gone":
             return ids.join(table, same, "left_anti").drop(*parts).withColumnRenamed(CHANGE, "id")
-        joined = ids.join(table, same, "left" if wanted.which == "every" else "inner")
-        return joined if wanted.which == "every" else joined.drop(CHANGE, *parts)
+        joined = ids.join(table, same, "left" if read_options.which == "every" else "inner")
+        return joined if read_options.which == "every" else joined.drop(CHANGE, *parts)
 
     def _with_parts(self, changes: DataFrame, id_: str) -> DataFrame:
         """Return the changes with a column for each part of their ids, as the data source adds them."""
         kinds = self.batch.key
         if kinds == BIGINT:
             return changes
-        for place, kind in enumerate(kinds):
-            text = f.col(id_) if len(kinds) == 1 else f.col(id_)[place]
+        for index, kind in enumerate(kinds):
+            text = f.col(id_) if len(kinds) == 1 else f.col(id_)[index]
             bytes_ = f.unhex(f.substring(text, 3, 2**31 - 1))
             value = bytes_ if kind == "bytea" else text.cast(KEYS.get(kind, t.StringType()))
-            changes = changes.withColumn(KEY_PART.format(place + 1), value)
+            changes = changes.withColumn(KEY_PART.format(index + 1), value)
         return changes
 
 
@@ -225,15 +225,14 @@ def run_spark_once(
     :param key: the types of the columns of the ids, such as ``["uuid"]``; by default an int is a ``bigint`` and a str a
         ``text``
     """
-    function, found = _function(work, feed, task_id, arguments, context)
-    rows = rows_of(found, changes)
-    batch = batch_of_rows(found, rows, attempt, batch_id, key)
+    function, job_feed = _function(work, feed, task_id, arguments, context)
+    rows = rows_of(job_feed, changes)
+    batch = batch_of_rows(job_feed, rows, attempt, batch_id, key)
     results = _conninfo(postgres_conn_id)
-    given = Work(found, batch, results, results)
-    columns = columns_of(found, batch)
+    columns = columns_of(job_feed, batch)
     schema = t.StructType([t.StructField(name, TYPES.get(kind, t.StringType())) for name, kind in columns])
-    frame = spark.createDataFrame([_as_read(found, row) for row in rows], schema)
-    job = GivenJob(spark, given, frame, tables or {}, attached)
+    frame = spark.createDataFrame([_as_read(job_feed, row) for row in rows], schema)
+    job = FakeJob(spark, Work(job_feed, batch, results, results), frame, tables or {}, attached)
     function(job)
     job.ended = True
     if results:

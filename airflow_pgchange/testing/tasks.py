@@ -36,7 +36,7 @@ def prepared(
     is missing. Raises the operator's error for an invalid argument.
     """
     values = dict(arguments or {})
-    operator = _single(_found(task, kinds, task_id), values)
+    operator = _single(_task_of(task, kinds, task_id), values)
     task_context = {"task": operator, "dag": operator.get_dag(), "params": operator.params.dump()}
     task_context |= context or {}
     own = dict(getattr(operator, "op_kwargs", None) or {})
@@ -58,7 +58,7 @@ def prepared(
     return operator, task_context
 
 
-def _found(task: Task, kinds: tuple[type[Operator], ...], task_id: str | None) -> Any:
+def _task_of(task: Task, kinds: tuple[type[Operator], ...], task_id: str | None) -> Any:
     if isinstance(task, XComArg):
         task = task.operator  # type: ignore[attr-defined]
     names = " or ".join(kind.__name__ for kind in kinds)

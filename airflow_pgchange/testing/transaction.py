@@ -14,7 +14,7 @@ from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.testing.recorded_connection import RecordedConnection
 
 
-class GivenTransaction(ConsumerTransaction):
+class FakeTransaction(ConsumerTransaction):
     """A transaction with one batch of the test.
 
     Writes go to ``connection``, and are committed if the block ends after ``ack``. A callable sees the same behaviour

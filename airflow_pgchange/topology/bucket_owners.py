@@ -91,7 +91,7 @@ ALL = """
 class Share:
     """Buckets that one replicaset owns, and its master instance. ``replicaset`` is None for buckets without an owner.
 
-    ``trouble`` is the reason why these buckets cannot be written to now; None if they can be.
+    ``unavailable_because`` is the reason why these buckets cannot be written to now; None if they can be.
     """
 
     replicaset: str | None
@@ -101,7 +101,7 @@ class Share:
     address: str | None
 
     @property
-    def trouble(self) -> str | None:
+    def unavailable_because(self) -> str | None:
         if self.replicaset is None:
             return f"nobody owns the buckets {self.buckets:.200}: topology.assign_buckets() gives them to a replicaset"
         if self.master is None:

@@ -60,15 +60,15 @@ class Logged(NamedTuple):
 class Lacking:
     """Buckets that are missing in a client's topology, as the catalogue's multirange text.
 
-    They were moving when the client's snapshot was taken, and no event up to ``told`` was about them.
+    They were moving when the client's snapshot was taken, and no event up to ``sent_up_to`` was about them.
     """
 
     buckets: str
-    told: Raft
+    sent_up_to: Raft
 
 
 @dataclass(frozen=True)
-class Look:
+class LackingProgress:
     """The progress of the buckets that a client's topology is missing.
 
     ``lacking``: the buckets that are still missing, None if no bucket is. ``arrived``: whether some of them have settled,
@@ -141,11 +141,11 @@ class Catalogue:
         rows = await self._rows("select term, index from topology.now_at()")
         return Raft(*rows[0])
 
-    async def look(self, lacking: Lacking) -> Look:
+    async def progress_of(self, lacking: Lacking) -> LackingProgress:
         """Return the progress of the buckets that a client's topology is missing."""
-        rows = await self._rows(LACKING, [lacking.buckets, lacking.told.term, lacking.told.index])
+        rows = await self._rows(LACKING, [lacking.buckets, lacking.sent_up_to.term, lacking.sent_up_to.index])
         buckets, term, index, arrived, settled = rows[0]
-        return Look(None if buckets is None else Lacking(buckets, Raft(term, index)), arrived, settled)
+        return LackingProgress(None if buckets is None else Lacking(buckets, Raft(term, index)), arrived, settled)
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None

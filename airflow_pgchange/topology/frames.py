@@ -23,7 +23,7 @@ KINDS = frozenset(b"BCDEFHPQSXcdfp")
 
 
 @dataclass(frozen=True)
-class Asked:
+class PrestartRequest:
     """A request before the startup packet, or instead of it: ``CANCEL``, ``SSL`` or ``GSS``."""
 
     code: int
@@ -53,7 +53,7 @@ class Frames:
     def feed(self, data: bytes) -> None:
         self._buffer += data
 
-    def startup(self) -> Asked | Startup | None:
+    def startup(self) -> PrestartRequest | Startup | None:
         """Return the next packet before authentication; None until it is complete."""
         body = self._cut(0, 8, LONGEST_STARTUP)
         return None if body is None else parse_startup(body)
@@ -81,11 +81,11 @@ class Frames:
         return body
 
 
-def parse_startup(body: bytes) -> Asked | Startup:
+def parse_startup(body: bytes) -> PrestartRequest | Startup:
     """Parse a packet before authentication, without its length. Raises ClientRefused if it is malformed."""
     (version,) = INT32.unpack_from(body)
     if version in (CANCEL, SSL, GSS):
-        return Asked(version)
+        return PrestartRequest(version)
     major, minor = version >> 16, version & 0xFFFF
     if major != MAJOR:
         raise ClientRefused("0A000", f"protocol {major}.{minor} is not supported: use {MAJOR}.0")

@@ -37,5 +37,5 @@ class Ranges:
 
     def owner(self, number: int) -> str | None:
         """Return the owner of a number; None if it has no owner."""
-        place = bisect_right(self._starts, number) - 1
-        return self._owners[place] if place >= 0 and number <= self._ends[place] else None
+        index = bisect_right(self._starts, number) - 1
+        return self._owners[index] if index >= 0 and number <= self._ends[index] else None

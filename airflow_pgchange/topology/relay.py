@@ -247,7 +247,7 @@ class Relay:
             if connection.lacking is not None:
                 lacking[connection.lacking].append(connection)
         for buckets, connections in lacking.items():
-            current = await self._catalogue.look(buckets)
+            current = await self._catalogue.progress_of(buckets)
             for connection in connections:
                 connection.lacking = current.lacking
             if current.arrived:

@@ -29,7 +29,7 @@ class Alarm:
     min_changes: int = 1
     max_age: float | None = None
     _position: Mapping[str, Any] | None = field(default=None, init=False)
-    _looked: bool = field(default=False, init=False)
+    _has_position: bool = field(default=False, init=False)
     _quiet_until: float = field(default=float("-inf"), init=False)
     _held: bool = field(default=False, init=False)
     _pause: float = field(default=FIRST_PAUSE, init=False)
@@ -39,9 +39,9 @@ class Alarm:
         if lag.ready == 0:
             self._start_over(position, now)
             return False
-        if self._looked and position != self._position:
+        if self._has_position and position != self._position:
             self._start_over(position, now + SETTLE)
-        self._position, self._looked = position, True
+        self._position, self._has_position = position, True
         return now >= self._quiet_until and self._enough(lag)
 
     def at_work(self, now: float) -> None:
@@ -66,7 +66,7 @@ class Alarm:
         return lag.ready >= self.min_changes or old
 
     def _start_over(self, position: Mapping[str, Any] | None, quiet_until: float) -> None:
-        self._position, self._looked, self._held = position, True, False
+        self._position, self._has_position, self._held = position, True, False
         self._quiet_until, self._pause = quiet_until, FIRST_PAUSE
 
     def _hush(self, now: float) -> None:

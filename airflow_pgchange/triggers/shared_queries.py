@@ -10,7 +10,7 @@ from psycopg import sql
 
 from airflow_pgchange.feeds.feed import lags
 from airflow_pgchange.triggers.subscription import Subscription
-from airflow_pgchange.triggers.watch_queries import Asked
+from airflow_pgchange.triggers.watch_queries import LagArguments
 
 AT_MOST = 50
 """Maximum number of feeds in one query. Such a query has the same timeout as a query about one feed."""
@@ -18,7 +18,7 @@ EACH_BY_ITSELF_FOR = 60.0
 """Seconds for which each feed of a kind has its own query, after a query for many of them took too long."""
 
 Question = Callable[[Subscription], sql.Composed]
-Among = Callable[[Subscription], Asked | None]
+Among = Callable[[Subscription], LagArguments | None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Sharing:
         cannot share.
         """
         alone: list[Portion] = []
-        kinds: dict[str, list[tuple[Subscription, Asked]]] = {}
+        kinds: dict[str, list[tuple[Subscription, LagArguments]]] = {}
         for subscription in subscriptions:
             kind, arguments = subscription.watch.feed.kind, among(subscription)
             if arguments is None or now < self._not_before.get(kind, now):

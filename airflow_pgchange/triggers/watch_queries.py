@@ -16,7 +16,7 @@ from airflow_pgchange.utils import metrics
 
 N = TypeVar("N", int, float)
 Payload = dict[str, Any]
-Asked = tuple[Watched, Position, int]
+LagArguments = tuple[Watched, Position, int]
 """The arguments of a query for lag: the feed, the consumer's position, and the number up to which to count."""
 
 
@@ -54,7 +54,7 @@ class Watch(Protocol):
     def question(self, position: Position | None) -> sql.Composed:
         """Return the query for the source, given the consumer's position."""
 
-    def shared(self, position: Position | None) -> Asked | None:
+    def shared(self, position: Position | None) -> LagArguments | None:
         """Return the arguments for a query about many feeds of the kind (``lags``); None if the watch cannot share its
         query."""
 
@@ -91,7 +91,7 @@ class BacklogWatch:
     def question(self, position: Position | None) -> sql.Composed:
         return self.feed.lag(NOWHERE if position is None else position, self.min_changes)
 
-    def shared(self, position: Position | None) -> Asked | None:
+    def shared(self, position: Position | None) -> LagArguments | None:
         return self.feed, NOWHERE if position is None else position, self.min_changes
 
     def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:

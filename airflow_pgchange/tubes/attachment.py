@@ -11,7 +11,7 @@ from psycopg import sql
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
 from airflow_pgchange.feeds.queries import ask, select
-from airflow_pgchange.feeds.table_names import found, table_identifier
+from airflow_pgchange.feeds.table_names import requires_table, table_identifier
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.results.attached_tables import Attached
 
@@ -44,7 +44,7 @@ def key_types(
         "select pg_catalog.to_jsonb(pgchange.key_types(t, coalesce({}::name[], pgchange.primary_key(t)))::text[]) "
         "from (select {}::regclass) as q(t)"
     )
-    with found(table):
+    with requires_table(table):
         types: list[str] = ask(
             connection, query.format(_listed(columns), table_identifier(table).as_string(None))
         )
@@ -69,7 +69,7 @@ def attach(
     """
     name = table_identifier(table).as_string(None)
     query = sql.SQL("select tube.tube_table_ensure_attached({}, {}::regclass, {}, {}::name[], {}::name[])")
-    with found(table):
+    with requires_table(table):
         ask(connection, query.format(tube, name, shard, _listed(key), _listed(group_by)))
 
 

@@ -17,7 +17,7 @@ from airflow_pgchange.feeds.error_translation import translated
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.retries import past_deadlocks
 from airflow_pgchange.feeds.stopping import Stop
-from airflow_pgchange.feeds.table_names import found, table_identifier
+from airflow_pgchange.feeds.table_names import requires_table, table_identifier
 
 LOOK_AGAIN = 1.0
 """Seconds between two checks of a backfill that a person has paused."""
@@ -70,7 +70,7 @@ def backfill(
     name = table_identifier(table).as_string(None)
     begin = sql.SQL("select tube.backfill_begin({}, {}::regclass, {}, {}, {})")
     with kept_open(connection):
-        with _unless(stop, f"the backfill of {table} was stopped before it began"), found(table):
+        with _unless(stop, f"the backfill of {table} was stopped before it began"), requires_table(table):
             number = committed(connection, begin.format(tube, name, order_col, shard, chunk_size))
         for progress in backfill_chunks(connection, number, timeout=timeout, stopped=stop):
             on_progress(progress)
@@ -88,7 +88,7 @@ def ask_backfill(connection: psycopg.Connection[Any], tube: str, table: str) -> 
     """Ask the workers of a tube for a backfill of an attached table, in the order of its ids, and return its number.
     They carry it out with their control pods. If the table has an unfinished backfill, its number is returned."""
     name = table_identifier(table).as_string(None)
-    with found(table):
+    with requires_table(table):
         number: int = committed(
             connection, sql.SQL("select tube.backfill_ask({}, {}::regclass)").format(tube, name)
         )

@@ -242,13 +242,13 @@ class Report:
     def _values(self, ids: Collection[Key]) -> list[list[int | str]]:
         """Return the values of each column of the key."""
         parts = [id_ if isinstance(id_, tuple) else (id_,) for id_ in ids]
-        return [[part[place] for part in parts] for place in range(len(self.key))]
+        return [[part[index] for part in parts] for index in range(len(self.key))]
 
     def _check_ids(
         self, results: psycopg.Connection[Any], staging: sql.Identifier, id_rows: sql.Composed
     ) -> None:
         keys = [sql.Identifier("s", name) for name in self.key]
-        numbers = [sql.Identifier("a", f"k{place}") for place in range(len(keys))]
+        numbers = [sql.Identifier("a", f"k{index}") for index in range(len(keys))]
         query = sql.SQL(
             "select {keys}, count(*), bool_or({missing}), bool_or({first} is null) "
             "from {staging} as s left join {asked} as a({names}) on {same} "
@@ -259,7 +259,7 @@ class Report:
             first=numbers[0],
             staging=staging,
             asked=id_rows,
-            names=_names([f"k{place}" for place in range(len(keys))]),
+            names=_names([f"k{index}" for index in range(len(keys))]),
             same=sql.SQL(" and ").join(
                 sql.SQL("{} = {}").format(key, number) for key, number in zip(keys, numbers, strict=True)
             ),

@@ -67,7 +67,7 @@ def test_an_executor_without_the_library_of_a_lake_is_noticed_before_it_writes_a
 ):
     """A Spark task gets the place of the lake's table as a pickle."""
     writer = importlib.import_module(f"airflow_pgchange.lake.{kind}.file_writer")
-    sent = pickle.dumps(writer.Place)
+    sent = pickle.dumps(writer.FileWriter)
     for module in [name for name in sys.modules if name.startswith(f"airflow_pgchange.lake.{kind}")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)

@@ -60,7 +60,7 @@ def test_a_phase_may_have_begun_before_it_was_known(progress: Progress, clock: C
 
 def test_nothing_is_said_of_what_is_over_soon(progress: Progress, clock: Clock) -> None:
     said: list[str] = []
-    with progress.told(said.append):
+    with progress.reported_to(said.append):
         progress.at("reading", "5 changes")
         clock.now += EVERY - 0.1
         progress.at("merging", "5 rows")
@@ -72,7 +72,7 @@ def test_a_step_that_lasts_is_said_now_and_then_and_a_new_one_at_once(
     progress: Progress, clock: Clock
 ) -> None:
     said: list[str] = []
-    with progress.told(said.append):
+    with progress.reported_to(said.append):
         progress.at("reading", "5 changes")
         clock.now += EVERY
         progress.again()
@@ -90,7 +90,7 @@ def test_a_step_that_lasts_is_said_now_and_then_and_a_new_one_at_once(
 def test_a_step_that_lasts_is_said_without_anybody_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_pgchange.feeds.attempt_phases.EVERY", 0.01)
     said, progress = Event(), Progress()
-    with progress.told(lambda _: said.set()):
+    with progress.reported_to(lambda _: said.set()):
         progress.at("reading", "5 changes")
         assert said.wait(60)
 
@@ -106,7 +106,7 @@ def test_changes_are_counted_as_they_are_read_and_closed(progress: Progress, clo
             closed.append(True)
 
     stream = changes()
-    with progress.told(said.append):
+    with progress.reported_to(said.append):
         counted = progress.counted(stream, 5000)
         next(counted)
         next(counted)

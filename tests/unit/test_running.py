@@ -50,21 +50,21 @@ def test_each_line_is_handed_on_and_so_is_the_last_without_its_end(
     running, minder = ends
     minder.say("one\n\n  two \nthr")
     minder.say("ee")
-    fork_protocol.tell(minder.connection, 0)
+    fork_protocol.send_exit_code(minder.connection, 0)
     assert heard(running) == ["one", "  two", "three"]
 
 
 def test_bytes_that_are_no_text_do_not_end_the_task(ends: tuple[fork_client.Running, Minder]) -> None:
     running, minder = ends
     os.write(minder.log, b"\xff\n")
-    fork_protocol.tell(minder.connection, 0)
+    fork_protocol.send_exit_code(minder.connection, 0)
     assert heard(running) == ["\N{REPLACEMENT CHARACTER}"]
 
 
 def test_a_line_is_handed_on_while_the_application_goes_on(ends: tuple[fork_client.Running, Minder]) -> None:
     running, minder = ends
     minder.say("at work\n")
-    running.wait(lambda _: fork_protocol.tell(minder.connection, 0))
+    running.wait(lambda _: fork_protocol.send_exit_code(minder.connection, 0))
 
 
 def test_an_error_shows_the_code_and_the_last_words_without_the_stack(
@@ -72,7 +72,7 @@ def test_an_error_shows_the_code_and_the_last_words_without_the_stack(
 ) -> None:
     running, minder = ends
     minder.say("Traceback\n  File\nValueError: no\n\tat org.apache.spark\n")
-    fork_protocol.tell(minder.connection, 1)
+    fork_protocol.send_exit_code(minder.connection, 1)
     with pytest.raises(ApplicationFailed, match="code 1: ValueError: no$"):
         heard(running)
 
@@ -91,7 +91,7 @@ def test_the_minder_of_one_that_is_to_stop_is_told_and_tells_the_end(
 
     def mind() -> None:
         assert minder.connection.recv(1) == b""
-        fork_protocol.tell(minder.connection, -9)
+        fork_protocol.send_exit_code(minder.connection, -9)
 
     minding = threading.Thread(target=mind)
     minding.start()

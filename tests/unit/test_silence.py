@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import server_timeout
 from airflow_pgchange.feeds.connections import complete
-from airflow_pgchange.feeds.watched_socket import Deadlines, Line
+from airflow_pgchange.feeds.watched_socket import Deadlines, WatchedSocket
 
 MINUTE = Deadlines(60)
 OPEN = Path("/proc/self/fd")
@@ -49,16 +49,16 @@ def test_the_kernel_is_not_told_the_timeout():
 def test_a_line_leaves_alone_what_has_the_number_of_its_closed_socket():
     ours, theirs = socket.socketpair()
     number = ours.fileno()
-    line = Line(number, MINUTE, "", name="a server")
-    line.wait()
+    sock = WatchedSocket(number, MINUTE, "", name="a server")
+    sock.wait()
     ours.close()
     reader, writer = os.pipe()
     os.dup2(reader, number)
     before = len(list(OPEN.iterdir()))
-    assert line.quiet_for() < 60
-    line.cut()
+    assert sock.quiet_for() < 60
+    sock.cut()
     assert len(list(OPEN.iterdir())) == before
-    assert not line.is_open
+    assert not sock.is_open
     for each in {reader, writer, number}:
         os.close(each)
     theirs.close()
@@ -67,10 +67,10 @@ def test_a_line_leaves_alone_what_has_the_number_of_its_closed_socket():
 def test_a_line_whose_connection_nobody_has_any_more_is_closed():
     connection = psycopg.Connection(psycopg.pq.PGconn.connect_start(b"host=127.0.0.1 port=1"))
     with socket.socket() as ours:
-        line = Line(ours.fileno(), MINUTE, "", name="a server", connection=connection)
+        sock = WatchedSocket(ours.fileno(), MINUTE, "", name="a server", connection=connection)
     del connection
-    line.look()
-    assert not line.is_open
+    sock.close_if_gone()
+    assert not sock.is_open
 
 
 @pytest.mark.parametrize(("text", "timeout"), [("", 60.0), ("tcp_user_timeout=5000", 5.0)])

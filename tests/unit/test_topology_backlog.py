@@ -10,7 +10,7 @@ import pytest
 
 from airflow_pgchange.errors import HistoryTrimmed
 from airflow_pgchange.topology import relay as relays
-from airflow_pgchange.topology.catalogue import Catalogue, Lacking, Logged, Look, Snapshot, Term
+from airflow_pgchange.topology.catalogue import Catalogue, Lacking, Logged, LackingProgress, Snapshot, Term
 from airflow_pgchange.topology.connection import Connection, Limits
 from airflow_pgchange.topology.protocol import Session
 from airflow_pgchange.topology.raft import Raft
@@ -40,7 +40,7 @@ class Log(Catalogue):
     async def snapshot(self):
         return Snapshot(Raft(1, self.last), self.lacking, [])
 
-    async def look(self, lacking):
+    async def progress_of(self, lacking):
         return self.seen
 
     async def events(self, after):
@@ -161,8 +161,8 @@ async def test_a_client_is_let_go_at_once_when_buckets_that_it_lacks_have_arrive
     relay, log, arrived, settled
 ):
     log.lacking = Lacking('{"default": "{[0,10)}"}', Raft(1, 0))
-    log.seen = Look(log.lacking, arrived=False, settled=False)
+    log.seen = LackingProgress(log.lacking, arrived=False, settled=False)
     lacks = await client(relay, 1)
-    log.seen = Look(log.lacking, arrived, settled)
+    log.seen = LackingProgress(log.lacking, arrived, settled)
     await relay._refresh()
     assert lacks.closed == (arrived and settled)

@@ -130,5 +130,5 @@ def _divided(rows: pa.Table, names: tuple[str, ...]) -> Iterator[tuple[dict[str,
         return
     groups = with_numbers(rows.select(names)).group_by(list(names)).aggregate([(NUMBER, "list")])
     numbers = groups.column(f"{NUMBER}_list")
-    for place, values in enumerate(groups.select(names).to_pylist()):
-        yield values, rows.take(numbers[place].values)
+    for index, values in enumerate(groups.select(names).to_pylist()):
+        yield values, rows.take(numbers[index].values)

@@ -24,7 +24,7 @@ from airflow_pgchange.results.merge_modes import Mode
 
 
 @dataclass(frozen=True)
-class Place:
+class FileWriter:
     """The table as it is when the rows are staged."""
 
     lake: Delta
@@ -58,7 +58,7 @@ class Place:
         return batch.cast(pa.schema(fields))
 
 
-def place(
+def writer_of(
     connection: psycopg.Connection[Any],
     batch: Batch,
     lake: Delta,
@@ -66,13 +66,13 @@ def place(
     *,
     key: tuple[str, ...],
     mode: Mode,
-) -> Place:
-    """Return the place for files with rows of this schema, if they fit the table."""
+) -> FileWriter:
+    """Return the writer of files with rows of this schema, if they fit the table."""
     with refusals(lake):
         table = object_store.opened(lake)
         schema_check.check_table(lake, table, mode)
         schema_check.check_rows(lake, table, rows, key, mode)
-        return Place(lake, schema_check.layout(lake, table, Attempt.of(batch.id, batch.attempt)))
+        return FileWriter(lake, schema_check.layout(lake, table, Attempt.of(batch.id, batch.attempt)))
 
 
 def evolve(

@@ -118,7 +118,7 @@ def _in_use(table: DeltaTable, mode: Mode) -> Iterator[str]:
 
 
 def _check_columns(lake: Delta, columns: pa.Schema, partitioning: list[str], rows: pa.Schema) -> None:
-    if mismatches := list(_misfits(columns, rows)):
+    if mismatches := list(_mismatches(columns, rows)):
         raise refusal(lake, mismatches)
     for name in partitioning:
         kind = columns.field(name).type
@@ -129,7 +129,7 @@ def _check_columns(lake: Delta, columns: pa.Schema, partitioning: list[str], row
             )
 
 
-def _misfits(columns: pa.Schema, rows: pa.Schema) -> Iterator[str]:
+def _mismatches(columns: pa.Schema, rows: pa.Schema) -> Iterator[str]:
     """Yield, for each column that does not fit, the reason."""
     if more := [name for name in rows.names if name not in columns.names]:
         yield no_columns(more, columns.names)
@@ -179,8 +179,8 @@ def _needs_a_feature(kind: pa.DataType) -> bool:
 def _parts(kind: pa.DataType) -> Iterator[pa.DataType]:
     """Yield the type and the types nested in it."""
     yield kind
-    for place in range(kind.num_fields):
-        yield from _parts(kind.field(place).type)
+    for index in range(kind.num_fields):
+        yield from _parts(kind.field(index).type)
 
 
 def plain(kind: pa.DataType) -> pa.DataType:

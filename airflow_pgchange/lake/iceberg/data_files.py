@@ -103,4 +103,4 @@ def _partition(metadata: TableMetadata, spec: int) -> list[PrimitiveType]:
 
 
 def _values(record: Record) -> list[Any]:
-    return [record[place] for place in range(len(record))]
+    return [record[index] for index in range(len(record))]

@@ -26,7 +26,7 @@ from airflow_pgchange.results.merge_modes import Mode
 
 
 @dataclass(frozen=True)
-class Place:
+class FileWriter:
     """The table as it is when the rows are staged. ``properties`` may have secrets."""
 
     lake: LakeTable
@@ -47,14 +47,14 @@ class Place:
             keys = [batch for batch in gone if batch.num_rows]
         if not keys:
             return Files(files)
-        places = load_location_provider(metadata.location, metadata.properties)
-        path = places.new_data_location(f"gone-{FileId(self.attempt, metadata)}.parquet")
+        locations = load_location_provider(metadata.location, metadata.properties)
+        path = locations.new_data_location(f"gone-{FileId(self.attempt, metadata)}.parquet")
         with io.new_output(path).create() as file:
             pq.write_table(pa.Table.from_batches(keys), file)
         return Files(files, (path,))
 
 
-def place(
+def writer_of(
     connection: psycopg.Connection[Any],
     batch: Batch,
     lake: Iceberg,
@@ -62,9 +62,9 @@ def place(
     *,
     key: tuple[str, ...],
     mode: Mode,
-) -> Place:
-    """Return the place for files with rows of this schema, if they fit the table."""
-    return place_in(metadata_pointer.opened(connection, lake), batch, lake, rows, key=key, mode=mode)
+) -> FileWriter:
+    """Return the writer of files with rows of this schema, if they fit the table."""
+    return writer_in(metadata_pointer.opened(connection, lake), batch, lake, rows, key=key, mode=mode)
 
 
 def evolve(
@@ -82,12 +82,12 @@ def evolve(
         return add_columns(lake, metadata_pointer.opened(connection, lake, locked=True), rows, key, mode)
 
 
-def place_in(
+def writer_in(
     table: Table, batch: Batch, lake: LakeTable, rows: pa.Schema, *, key: tuple[str, ...], mode: Mode
-) -> Place:
-    """Check that the rows fit a table, and return the place to which they are written."""
+) -> FileWriter:
+    """Check that the rows fit a table, and return the writer of its files."""
     schema_check.check(lake, table.metadata, normalised_schema(rows), key, mode)
-    return Place(
+    return FileWriter(
         lake,
         Attempt.of(batch.id, batch.attempt),
         table.metadata.model_dump_json(),

@@ -114,11 +114,11 @@ class Pointer(NoopCatalog):
         for requirement in requirements:
             requirement.validate(table.metadata)
         metadata = update_table_metadata(table.metadata, updates, metadata_location=table.metadata_location)
-        places = load_location_provider(metadata.location, metadata.properties)
+        locations = load_location_provider(metadata.location, metadata.properties)
         number = metadata_number(
             self._connection, str(metadata.table_uuid), version_of(table.metadata_location) + 1
         )
-        location = places.new_metadata_location(metadata_name(metadata, number))
+        location = locations.new_metadata_location(metadata_name(metadata, number))
         ToOutputFile.table_metadata(metadata, table.io.new_output(location))
         moved = self._connection.execute(
             sql.SQL(

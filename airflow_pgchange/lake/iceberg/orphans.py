@@ -79,8 +79,8 @@ def _paths(table: Table) -> Iterator[str]:
 
 def _folders(table: Table) -> tuple[str, str]:
     """Return the folders of the data files and of the metadata."""
-    places = load_location_provider(table.metadata.location, table.metadata.properties)
-    return places.data_path, places.metadata_path
+    locations = load_location_provider(table.metadata.location, table.metadata.properties)
+    return locations.data_path, locations.metadata_path
 
 
 def _walk(table: Table, folder: str) -> Iterator[tuple[FileSystem, FileInfo]]:

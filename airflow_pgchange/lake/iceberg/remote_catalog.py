@@ -32,7 +32,7 @@ from airflow_pgchange.lake.iceberg.catalog_errors import DENIED, answers, as_our
 from airflow_pgchange.lake.iceberg.commits import add_snapshot, current_version
 from airflow_pgchange.lake.iceberg.deadline import within
 from airflow_pgchange.lake.iceberg.error_translation import refusals
-from airflow_pgchange.lake.iceberg.file_writer import Place, place_in
+from airflow_pgchange.lake.iceberg.file_writer import FileWriter, writer_in
 from airflow_pgchange.lake.iceberg.history import Write, has
 from airflow_pgchange.lake.iceberg.schema_evolution import add_columns, lacking
 from airflow_pgchange.lake.staged_files import StagedFiles, Version
@@ -74,7 +74,7 @@ class OneTry(NoopCatalog):
             raise Unconfirmed(text_of(error)) from error
 
 
-def place(
+def writer_of(
     connection: psycopg.Connection[Any],
     batch: Batch,
     lake: RemoteIceberg,
@@ -82,15 +82,15 @@ def place(
     *,
     key: tuple[str, ...],
     mode: Mode,
-) -> Place:
-    """Return the place for files with rows of this schema, if they fit the table."""
+) -> FileWriter:
+    """Return the writer of files with rows of this schema, if they fit the table."""
     with opened(lake) as table:
         if table.metadata.format_version < 2:
             raise MergeRefused(
                 f"{lake}: the table is of format version 1, which does not show whether snapshots have expired: set "
                 f"its property format-version to 2"
             )
-        return place_in(table, batch, lake, rows, key=key, mode=mode)
+        return writer_in(table, batch, lake, rows, key=key, mode=mode)
 
 
 def evolve(

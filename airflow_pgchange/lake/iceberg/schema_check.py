@@ -31,7 +31,7 @@ def check(
             f"{TableProperties.WRITE_FILE_FORMAT} to parquet"
         )
     try:
-        mismatches = list(_misfits(metadata.schema(), rows, metadata.format_version))
+        mismatches = list(_mismatches(metadata.schema(), rows, metadata.format_version))
     except (ValueError, TypeError, NotImplementedError, UnsupportedPyArrowTypeException) as error:
         raise refusal(lake, [str(error).rstrip(".")]) from error
     if mismatches:
@@ -50,34 +50,34 @@ class _Comparison(_SchemaCompatibilityVisitor):
 
     def __init__(self, rows: Schema) -> None:
         super().__init__(rows)
-        self.misfits: list[NestedField] = []
+        self.mismatches: list[NestedField] = []
 
     def _is_field_compatible(self, lhs: NestedField) -> bool:
         fits = super()._is_field_compatible(lhs)
         if not fits:
-            self.misfits.append(lhs)
+            self.mismatches.append(lhs)
         return fits
 
     def schema(self, schema: Schema, struct_result: Callable[[], bool]) -> bool:
         return struct_result()
 
 
-def _misfits(table: Schema, rows: pa.Schema, version: TableVersion) -> Iterator[str]:
+def _mismatches(table: Schema, rows: pa.Schema, version: TableVersion) -> Iterator[str]:
     """Yield, for each column that does not fit, the reason."""
     names = {field.name for field in table.fields}
     if more := [name for name in rows.names if name not in names]:
         yield no_columns(more, names)
         return
-    given = pyarrow_to_schema(rows, name_mapping=table.name_mapping, format_version=version)
-    comparison = _Comparison(given)
+    schema = pyarrow_to_schema(rows, name_mapping=table.name_mapping, format_version=version)
+    comparison = _Comparison(schema)
     pre_order_visit(table, comparison)
-    ids = given.field_ids
-    for field in comparison.misfits:
+    ids = schema.field_ids
+    for field in comparison.mismatches:
         name = str(table.find_column_name(field.field_id))
         if field.field_id not in ids:
             yield missing(name)
             continue
-        kind = given.find_field(field.field_id).field_type
+        kind = schema.find_field(field.field_id).field_type
         if kind == field.field_type:
             yield f"column {name} can be NULL in the rows, and the table requires a value"
         else:
@@ -88,7 +88,7 @@ def _nested(fields: Iterable[pa.Field]) -> Iterator[pa.Field]:
     """Yield the fields and the fields nested in them."""
     for field in fields:
         yield field
-        yield from _nested(field.type.field(place) for place in range(field.type.num_fields))
+        yield from _nested(field.type.field(index) for index in range(field.type.num_fields))
 
 
 def _is_inexact(field: pa.Field) -> bool:

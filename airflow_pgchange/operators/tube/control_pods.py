@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Given:
+class _WrappedCallable:
     """Wraps a callable among the template fields, because Airflow would call a bare callable."""
 
     call: Downstream
 
 
-def _downstream(name: str, value: Any) -> str | _Given:
-    if not isinstance(value, str | _Given) and not callable(value):
+def _downstream(name: str, value: Any) -> str | _WrappedCallable:
+    if not isinstance(value, str | _WrappedCallable) and not callable(value):
         raise InvalidArgument(f"{name} must be the name of a table or a callable, not {value!r}")
-    return _Given(value) if callable(value) else value
+    return _WrappedCallable(value) if callable(value) else value
 
 
 def tube_feed(name: str, value: Any) -> Mapping[str, Any]:

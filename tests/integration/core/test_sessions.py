@@ -113,16 +113,16 @@ def test_a_session_is_watched_without_a_gap(db: str, monkeypatch: pytest.MonkeyP
     with Sessions() as kept:
         with kept.connect(db) as first:
             assert isinstance(first, watched_connection.Connection)
-            line = first.line
-            assert line is not None
+            sock = first.sock
+            assert sock is not None
 
             def closed(conninfo: bytes) -> PGconn:
                 monkeypatch.setattr(first, "pgconn", PGconn.connect_start(conninfo))
-                line.look()
+                sock.close_if_gone()
                 return first.pgconn
 
             monkeypatch.setattr(watched_connection, "PGconn", SimpleNamespace(connect_start=closed))
-        assert line.is_open
+        assert sock.is_open
 
 
 def test_after_an_error_the_next_batch_gets_a_new_session(db: str) -> None:
@@ -161,7 +161,7 @@ def test_a_connection_to_a_pooler_is_not_kept(pgbouncer: str) -> None:
         assert first.closed
         with kept.connect(pgbouncer) as second:
             assert pid(second) != 0
-        assert not any(kept._kept.values())
+        assert not any(kept._idle.values())
 
 
 def test_the_batches_of_a_drain_use_the_same_sessions(db: str, connect: Callable[[], Connection]) -> None:

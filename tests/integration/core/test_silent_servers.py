@@ -101,7 +101,7 @@ def test_a_client_whose_heartbeat_has_stopped_holds_no_lock_for_long(db, connect
         connection.execute("select 1")
 
 
-async def _never(line: object) -> None:
+async def _never(sock: object) -> None:
     pass
 
 
@@ -175,7 +175,7 @@ def test_a_long_statement_goes_on_behind_a_load_balancer_that_has_another_server
 def test_a_connection_is_watched_whatever_the_style_of_times(db, connection, style):
     connection.execute(f"alter database {connection.info.dbname} set datestyle = '{style}'")
     with connect_ours(db) as ours:
-        assert ours.line.pid == ours.info.backend_pid
+        assert ours.sock.pid == ours.info.backend_pid
 
 
 def test_a_connection_is_opened_though_its_server_does_not_say_since_when_it_runs(connection, role):
@@ -250,10 +250,10 @@ def test_a_notification_that_came_with_a_heartbeat_is_there_when_the_caller_asks
     with psycopg.connect(impatient(db), autocommit=True) as connection:
         connection.execute("listen news")
         with kept_open(connection):
-            line = watched_connection.ADOPTED[connection]
+            sock = watched_connection.ADOPTED[connection]
             connect().execute("notify news")
-            heard_at = line.heard_at
-            while line.heard_at == heard_at:
+            heard_at = sock.heard_at
+            while sock.heard_at == heard_at:
                 time.sleep(0.01)
         assert [notification.channel for notification in connection.notifies(timeout=0)] == ["news"]
 
@@ -274,13 +274,13 @@ def test_a_heartbeat_has_its_answer_before_its_thread_begins_anew(db, watch, mon
         pause = await look()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        if line.is_beating and not failures:
+        if sock.is_beating and not failures:
             failures.append(True)
             raise OSError("Too many open files")
         return pause
 
     with connect_ours(impatient(db)) as connection:
-        line = connection.line
+        sock = connection.sock
         answered = heartbeat._answered
         monkeypatch.setattr(
             heartbeat, "_answered", lambda *of: time.monotonic() > sent_at + 0.1 and answered(*of)

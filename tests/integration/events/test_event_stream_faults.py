@@ -21,7 +21,7 @@ from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.events import publish, stream_log, subscribe, topical, unsubscribe
 from airflow_pgchange.events import streams as streams_module
 from airflow_pgchange.events.http import event_router
-from airflow_pgchange.events.stream import Place
+from airflow_pgchange.events.stream import StreamPosition
 from airflow_pgchange.events.stream_log import StreamLog
 from airflow_pgchange.events.streams import EventStreams
 from demo.postgres import free_port
@@ -59,13 +59,13 @@ async def test_a_large_backlog_of_a_client_is_read_about_once(db, connect, monke
 
     async with streams.running():
         async with streams.stream(topical("t")) as texts:
-            place = Place.parse((await anext(texts)).decode().split("id: ")[1].strip())
+            position = StreamPosition.parse((await anext(texts)).decode().split("id: ")[1].strip())
             publish(connection, numbered(0, 60, ballast="x" * 6_000))
             while "data: " not in (await anext(texts)).decode():
                 pass
         monkeypatch.setattr(StreamLog, "_shown", counted)
         seen = 0
-        async with streams.stream(topical("t"), place) as texts:
+        async with streams.stream(topical("t"), position) as texts:
             async for text in texts:
                 seen += text.count(b"data: ")
                 if seen == 60:
@@ -134,7 +134,7 @@ async def test_a_client_too_slow_for_the_retention_is_told_of_the_gap(db, connec
     connection, streams = connect(), EventStreams(db, "web", poll_interval=0.01)
     async with streams.running():
         async with streams.stream(topical("t")) as texts:
-            last = Place.parse((await anext(texts)).decode().removeprefix("id: ").strip())
+            last = StreamPosition.parse((await anext(texts)).decode().removeprefix("id: ").strip())
             publish(connection, numbered(0, 150))
             for _ in range(150):
                 await anext(texts)

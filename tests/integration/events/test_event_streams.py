@@ -15,7 +15,7 @@ import pytest
 
 from airflow_pgchange.events import Event, publish, stream_log, topical
 from airflow_pgchange.events import streams as streams_module
-from airflow_pgchange.events.stream import Place
+from airflow_pgchange.events.stream import StreamPosition
 from airflow_pgchange.events.streams import EventStreams
 from tests.handling import numbered
 from tests.streaming import check_reconnecting, numbers, serving
@@ -183,11 +183,11 @@ def test_a_client_that_was_away_too_long_is_told_of_the_gap(serve, connect):
         publish(connect(), numbered(0, 1))
         [seen] = client.events(1)
     connect().execute("update pgmb.subscriptions set created_at = created_at - interval '1 hour'")
-    place = Place.parse(seen.id)
-    with listening(f"{address}/t", str(replace(place, seen=place.seen - 4 * MINUTE))) as client:
+    position = StreamPosition.parse(seen.id)
+    with listening(f"{address}/t", str(replace(position, seen=position.seen - 4 * MINUTE))) as client:
         publish(connect(), numbered(1, 2))
         assert numbers(client.events(1)) == [1]
-    with listening(f"{address}/t", str(replace(place, seen=place.seen - 6 * MINUTE))) as client:
+    with listening(f"{address}/t", str(replace(position, seen=position.seen - 6 * MINUTE))) as client:
         [gap] = client.events(1)
     assert (gap.type, "away for longer" in gap.data) == ("gap", True)
 
@@ -201,14 +201,14 @@ def test_a_client_that_leaves_during_a_replay_is_told_of_the_gap_by_age(serve, c
 
     def time_of_streams():
         with listening(f"{address}/t") as client:
-            return Place.parse(client.last_id).seen
+            return StreamPosition.parse(client.last_id).seen
 
     _, address = serve()
     with listening(f"{address}/t") as client:
         publish(connect(), numbered(0, 10))
         [seen, *_] = client.events(10)
     go_on(4)
-    while time_of_streams() < Place.parse(seen.id).seen + 3 * MINUTE:
+    while time_of_streams() < StreamPosition.parse(seen.id).seen + 3 * MINUTE:
         pass
     with listening(f"{address}/t", seen.id) as client:
         [first, *_, last] = client.events(9)
@@ -266,10 +266,10 @@ def test_a_stream_looks_into_no_partition_but_those_of_its_events(serve, connect
 def test_an_idle_client_learns_how_far_it_is(serve, connect):
     _, address = serve(keep_alive=0.05)
     with listening(f"{address}/t") as client:
-        first = Place.parse(client.last_id)
+        first = StreamPosition.parse(client.last_id)
         comments = [next(client.messages()) for _ in range(3)]
         publish(connect(), numbered(0, 1, "u"))
-        while Place.parse(comments[-1].id).seen <= first.seen:
+        while StreamPosition.parse(comments[-1].id).seen <= first.seen:
             comments.append(next(client.messages()))
         assert {(each.comment, each.data) for each in comments} == {("still here", "")}
 

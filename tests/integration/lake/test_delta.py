@@ -419,8 +419,8 @@ def staged_files(connection, lake, found, mode, key=()):
     """Return the results that an application has staged, read back from the manifest's JSON."""
     batches = found.to_batches()
     schema = pa.schema([field for field in found.schema if field.name != TOUCHED])
-    place = pickle.loads(pickle.dumps(delta.place(connection, BATCH, lake, schema, key=key, mode=mode)))
-    files = write_marked(place, key, batches)
+    writer = pickle.loads(pickle.dumps(delta.writer_of(connection, BATCH, lake, schema, key=key, mode=mode)))
+    files = write_marked(writer, key, batches)
     staged = StagedFiles(lake, key, mode, BATCH.id, BATCH.attempt).of(files)
     back = result_of(json.loads(json.dumps(asdict(staged))))
     assert back == result_of(asdict(back))

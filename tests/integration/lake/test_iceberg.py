@@ -297,8 +297,8 @@ def staged_files(lake, batches, mode, key=(), name="payment"):
     rows = list(batches)
     with psycopg.connect(lake.conninfo) as connection:
         schema = pa.schema([field for field in rows[0].schema if field.name != TOUCHED])
-        place = iceberg.place(connection, BATCH, table, schema, key=key, mode=mode)
-    files = write_marked(place, key, rows)
+        writer = iceberg.writer_of(connection, BATCH, table, schema, key=key, mode=mode)
+    files = write_marked(writer, key, rows)
     staged = StagedFiles(table, key, mode, BATCH.id, BATCH.attempt).of(files)
     back = result_of(json.loads(json.dumps(asdict(staged))))
     assert back == result_of(asdict(back))
@@ -416,7 +416,7 @@ def test_rows_that_would_still_not_fit_add_no_column(lake, connect, rows, messag
     table = lake.table()
     with pytest.raises(MergeRefused, match=message):
         iceberg.evolve(connect(), TABLE, rows.schema, key=(), mode=Mode.APPEND)
-        iceberg.place(connect(), BATCH, TABLE, rows.schema, key=(), mode=Mode.APPEND)
+        iceberg.writer_of(connect(), BATCH, TABLE, rows.schema, key=(), mode=Mode.APPEND)
     assert table.refresh().schema().column_names == PAYMENTS.names
     assert not list(lake.folder.rglob("*.parquet"))
 

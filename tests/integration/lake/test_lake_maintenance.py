@@ -48,8 +48,8 @@ def connection(connect):
 
 def staged(connection, batch, rows=MARKED):
     """Write the files of an attempt that mirrors rows."""
-    place = iceberg.place(connection, batch, TABLE, PAYMENTS, key=("id",), mode=Mode.MIRROR)
-    files = write_marked(place, ("id",), rows.to_batches())
+    writer = iceberg.writer_of(connection, batch, TABLE, PAYMENTS, key=("id",), mode=Mode.MIRROR)
+    files = write_marked(writer, ("id",), rows.to_batches())
     return StagedFiles(TABLE, ("id",), Mode.MIRROR, batch.id, batch.attempt).of(files)
 
 

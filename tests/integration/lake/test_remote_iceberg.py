@@ -412,8 +412,8 @@ def test_a_table_of_the_first_format_version_is_refused(rest, connection):
 
 
 def test_a_catalog_commits_only_after_postgresql_has_taken_the_other_results_of_the_batch(table, connection):
-    place = remote_catalog.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
-    files = StagedFiles(TABLE, (), Mode.APPEND, BATCH.id, BATCH.attempt).of(place.write(ONE.to_batches()))
+    writer = remote_catalog.writer_of(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
+    files = StagedFiles(TABLE, (), Mode.APPEND, BATCH.id, BATCH.attempt).of(writer.write(ONE.to_batches()))
     other = Staged("public.no", ("id",), Mode.REPLACE, "no", (("id", "bigint"),), (), BATCH.id, BATCH.attempt)
     with pytest.raises(MergeRefused, match=r"public\.no"), connection.transaction():
         merge(connection, BATCH, [files, other])
@@ -421,8 +421,8 @@ def test_a_catalog_commits_only_after_postgresql_has_taken_the_other_results_of_
 
 
 def test_files_of_an_earlier_shape_of_the_table_are_not_committed(table, connection):
-    place = remote_catalog.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
-    files = StagedFiles(TABLE, (), Mode.APPEND, BATCH.id, BATCH.attempt).of(place.write(ONE.to_batches()))
+    writer = remote_catalog.writer_of(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
+    files = StagedFiles(TABLE, (), Mode.APPEND, BATCH.id, BATCH.attempt).of(writer.write(ONE.to_batches()))
     with table.catalog.load_table(TABLE.table).update_schema(allow_incompatible_changes=True) as schema:
         schema.delete_column("cents")
     with pytest.raises(StagingOutdated, match="were changed while the rows were written"):
@@ -439,7 +439,7 @@ def test_the_manifest_keeps_the_kind_of_the_catalog():
 def test_maintenance_is_the_same_with_another_catalog(table, connection):
     for number in (1, 2):
         written(connection, payments((number, "a", 1)), replace(BATCH, id=f"b{number}"))
-    remote_catalog.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND).write(ONE.to_batches())
+    remote_catalog.writer_of(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND).write(ONE.to_batches())
     assert maintenance.expire(connection, TABLE, timedelta()) == 1
     left = maintenance.remove_orphans(connection, TABLE, timedelta())
     assert {each.batch: each.files for each in left} == {BATCH.id: 1, "b1": 1}

@@ -27,10 +27,10 @@ ROWS = payments((1, "a", 1))
 
 
 @pytest.fixture
-def place(lake, connection):
-    """Return the place of a table to which rows can be appended."""
+def writer(lake, connection):
+    """Return a writer for a table to which rows can be appended."""
     lake.table()
-    return iceberg.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
+    return iceberg.writer_of(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
 
 
 def written(connection):
@@ -38,18 +38,18 @@ def written(connection):
         return write(connection, BATCH, TABLE, ROWS)
 
 
-def test_files_are_reached_by_pyarrow_without_further_packages(place, connection):
+def test_files_are_reached_by_pyarrow_without_further_packages(writer, connection):
     assert isinstance(metadata_pointer.opened(connection, TABLE).io, PyArrowFileIO)
 
 
 @pytest.mark.parametrize("patience", [{}, {"s3.request-timeout": "1"}], ids=["default", "1 s"])
-def test_a_store_that_says_nothing_fails_the_task(place, connection, s3_server, monkeypatch, patience):
+def test_a_store_that_says_nothing_fails_the_task(writer, connection, s3_server, monkeypatch, patience):
     """Takes seconds without work: PyArrow waits three times, by default for 3 s."""
     with proxy_before(s3_server.port) as proxy:
         settings = {"s3.endpoint": f"http://127.0.0.1:{proxy.port}", **patience}
         for name, value in s3.environment(settings).items():
             monkeypatch.setenv(name, value)
-        silent = replace(place, properties={**place.properties, **settings})
+        silent = replace(writer, properties={**writer.properties, **settings})
         proxy.fall_silent()
         began = time.monotonic()
         error = (
@@ -63,16 +63,16 @@ def test_a_store_that_says_nothing_fails_the_task(place, connection, s3_server, 
     assert not is_of_the_content(RuntimeError(f"OSError: {error}"))
 
 
-def test_secrets_are_in_no_manifest_no_log_and_no_error(place, connection, s3_server, caplog):
+def test_secrets_are_in_no_manifest_no_log_and_no_error(writer, connection, s3_server, caplog):
     caplog.set_level(logging.DEBUG)
-    files = place.write(ROWS.to_batches())
+    files = writer.write(ROWS.to_batches())
     staged = StagedFiles(TABLE, (), Mode.APPEND, BATCH.id, BATCH.attempt).of(files)
-    s3_server.files.delete_dir_contents(place.location.removeprefix("s3://").split("/")[0])
+    s3_server.files.delete_dir_contents(writer.location.removeprefix("s3://").split("/")[0])
     errors = [ended(lambda: written(connection))]
     denied = replace(
-        place, properties={**place.properties, "s3.endpoint": f"{place.properties['s3.endpoint']}/no"}
+        writer, properties={**writer.properties, "s3.endpoint": f"{writer.properties['s3.endpoint']}/no"}
     )
     errors.append(ended(lambda: denied.write(ROWS.to_batches())))
     assert [type(error) for error in errors] == [ServerUnavailable, OSError]
-    shown = [repr(place), json.dumps(asdict(staged)), *map(str, errors), *map(repr, errors), caplog.text]
+    shown = [repr(writer), json.dumps(asdict(staged)), *map(str, errors), *map(repr, errors), caplog.text]
     assert not [text for text in shown if s3.SECRET in text or s3.KEY in text]

@@ -10,7 +10,7 @@ from pyspark.sql import functions as f
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.spark import table_sink
-from airflow_pgchange.spark.read_options import Wanted
+from airflow_pgchange.spark.read_options import ReadOptions
 from airflow_pgchange.spark.session import parallelism
 from tests.planes import COUNTS, count_seats, make_planes
 from tests.spark_session import batch_of, spark_session, track
@@ -115,7 +115,7 @@ def test_the_data_source_is_there_for_users_of_its_options(db, planes, executors
 )
 def test_options_that_make_no_sense_are_refused(arguments):
     with pytest.raises(InvalidArgument):
-        Wanted(**arguments)
+        ReadOptions(**arguments)
 
 
 def test_counts_that_batches_add_up_equal_the_table(db, planes, path):

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import types as t
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
-from airflow_pgchange.spark.read_options import Wanted
+from airflow_pgchange.spark.read_options import ReadOptions
 from airflow_pgchange.spark.source import Reading
 from tests.given_keys import given, job_of
 
@@ -129,7 +129,7 @@ def test_the_row_of_a_key_is_found_through_its_index(db, connection):
     connection.execute("analyze given; set enable_seqscan = off")
     with job_of(db, ["uuid", "date"], 3) as job:
         assert job.rows("plane", ["tail", "day"]).count() == 3
-        reading = Reading.prepare(job.feed, job.batch, db, Wanted("plane", ("tail", "day")))
+        reading = Reading.prepare(job.feed, job.batch, db, ReadOptions("plane", ("tail", "day")))
         query = reading.partitions(1)[0].query
     plan = "\n".join(line for (line,) in connection.execute(f"explain {query}").fetchall())
     assert "Index Cond: ((tail = " in plan

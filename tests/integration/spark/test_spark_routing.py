@@ -11,7 +11,7 @@ from psycopg import sql
 
 from airflow_pgchange.errors import BatchIncomplete, InvalidArgument, PermissionDenied, ServerUnavailable
 from airflow_pgchange.spark import adbc, routing
-from airflow_pgchange.spark.read_options import Rule, Wanted
+from airflow_pgchange.spark.read_options import Rule, ReadOptions
 from airflow_pgchange.topology.bucket_owners import Cluster
 from tests.given_keys import given, job_of
 from tests.replicasets import RULE, replicasets, standbys_of, two_primaries
@@ -350,12 +350,12 @@ def test_an_application_without_a_catalogue_is_told_what_to_give(db, feed):
 
 
 def test_a_rule_survives_as_options_and_shows_no_secret():
-    wanted = Wanted("public.account", ("tenant", "no"), rule=Rule("id % 3000", "hot", 5.0))
-    assert Wanted.from_options(wanted.options()) == wanted
+    wanted = ReadOptions("public.account", ("tenant", "no"), rule=Rule("id % 3000", "hot", 5.0))
+    assert ReadOptions.from_options(wanted.options()) == wanted
     assert "hunter2" not in repr(Cluster("password=hunter2", "password=hunter2"))
 
 
 @pytest.mark.parametrize("arguments", [{}, {"table": "t", "key": ("id",), "which": "gone"}])
 def test_a_rule_without_rows_that_are_there_is_refused(arguments):
     with pytest.raises(InvalidArgument, match="bucket"):
-        Wanted(**arguments, rule=Rule("id"))
+        ReadOptions(**arguments, rule=Rule("id"))
