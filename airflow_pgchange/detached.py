@@ -22,7 +22,8 @@ from airflow_pgchange.errors import InvalidArgument, PgChangeError, StaleClaim
 from airflow_pgchange.feeds.argument_checks import BATCH_LIMIT, Seconds, seconds
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import connect
-from airflow_pgchange.feeds.feed import Feed, from_json, progress_at, to_json
+from airflow_pgchange.feeds.feed import Feed, progress_at
+from airflow_pgchange.feeds.feed_kinds import from_json, to_json
 from airflow_pgchange.feeds.periodic_thread import repeated
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.transaction import ConsumerTransaction

@@ -21,7 +21,8 @@ from airflow_pgchange.errors import (
     ServerUnavailable,
 )
 from airflow_pgchange.feeds.consumer_names import prefix_of
-from airflow_pgchange.feeds.feed import Feed, Movable, kinds, progress_at
+from airflow_pgchange.feeds.feed import Feed, Movable, progress_at
+from airflow_pgchange.feeds.feed_kinds import kinds
 from airflow_pgchange.feeds.queries import ask, records, rows
 from airflow_pgchange.messages import queues
 

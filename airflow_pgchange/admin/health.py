@@ -15,7 +15,7 @@ from psycopg.rows import class_row
 
 from airflow_pgchange.errors import PermissionDenied, SchemaMissing
 from airflow_pgchange.feeds.error_translation import translated
-from airflow_pgchange.feeds.feed import kinds
+from airflow_pgchange.feeds.feed_kinds import kinds
 from airflow_pgchange.feeds.queries import records, rows, warned
 
 log = logging.getLogger(__name__)

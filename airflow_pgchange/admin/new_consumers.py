@@ -9,7 +9,8 @@ import psycopg
 
 from airflow_pgchange.errors import PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.batch import Lag
-from airflow_pgchange.feeds.feed import BEGINNING, Feed, Watched, identity
+from airflow_pgchange.feeds.feed import BEGINNING, Feed, Watched
+from airflow_pgchange.feeds.feed_kinds import identity
 from airflow_pgchange.feeds.start_position import outlook, start_text
 
 Connection = psycopg.Connection[Any]

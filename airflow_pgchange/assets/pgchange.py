@@ -13,7 +13,8 @@ from airflow.sdk import Asset, AssetWatcher
 from airflow_pgchange.feeds.argument_checks import Seconds
 from airflow_pgchange.feeds.commit_queue import CommitFeed
 from airflow_pgchange.feeds.consumer_names import prefix_of
-from airflow_pgchange.feeds.feed import Watched, from_uri, is_prefix, to_uri
+from airflow_pgchange.feeds.feed import Watched
+from airflow_pgchange.feeds.feed_kinds import from_uri, is_prefix, to_uri
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.feed import POLL_INTERVAL, FeedTrigger
 from airflow_pgchange.utils.arguments import FeedLike, Number, watched_of

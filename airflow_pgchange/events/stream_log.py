@@ -136,7 +136,9 @@ class StreamLog:
             positions[-1] = replace(positions[-1], seen=upto.seen)
         return [(position, shown.get(position.event)) for position in positions]
 
-    async def count(self, subscription_id: str, last: StreamPosition, upto: StreamPosition, most: int) -> tuple[int, int, bool]:
+    async def count(
+        self, subscription_id: str, last: StreamPosition, upto: StreamPosition, most: int
+    ) -> tuple[int, int, bool]:
         """Count the events of a subscription between two positions, up to ``most``.
 
         Returns the server's clock in microseconds, the count, and whether the group has ever reached ``last``.
@@ -151,7 +153,9 @@ class StreamLog:
         [(passed,)] = await self._rows(PASSED, [self._group, seen])
         return bool(passed)
 
-    async def keep(self, subscription_ids: Sequence[str], position: StreamPosition, age: timedelta) -> set[str]:
+    async def keep(
+        self, subscription_ids: Sequence[str], position: StreamPosition, age: timedelta
+    ) -> set[str]:
         """Keep subscriptions from expiring, and allow trimming of events older than ``age``.
 
         Returns the subscriptions that still exist.

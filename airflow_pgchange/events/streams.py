@@ -208,7 +208,9 @@ class EventStreams:
 
     async def _missed(self, client: Client) -> list[tuple[StreamPosition, str | None]] | None:
         """Return the next events that a client missed; None if the log was trimmed beyond the client's position."""
-        missed = await self._log.missed(client.subscription_id, client.position, self._position, client.portion)
+        missed = await self._log.missed(
+            client.subscription_id, client.position, self._position, client.portion
+        )
         # Check after the query, because events may be trimmed until the query reads them.
         return None if await self._log.passed(client.position) else missed
 

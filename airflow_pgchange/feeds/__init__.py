@@ -7,7 +7,8 @@ from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.consumer_names import Names
 from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.event_log import EventFeed
-from airflow_pgchange.feeds.feed import Feed, Watched, from_json, kind_of_feed, to_json
+from airflow_pgchange.feeds.feed import Feed, Watched
+from airflow_pgchange.feeds.feed_kinds import from_json, kind_of_feed, to_json
 from airflow_pgchange.feeds.message_queue import QueueFeed
 from airflow_pgchange.feeds.schema_feed import OfferedFeed
 from airflow_pgchange.feeds.topology import TopologyFeed

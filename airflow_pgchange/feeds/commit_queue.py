@@ -14,7 +14,8 @@ from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.argument_checks import is_name
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.consumer_names import NUMBER, TEXT, Names
-from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
+from airflow_pgchange.feeds.feed import Ask, Goal, Position
+from airflow_pgchange.feeds.feed_kinds import kind_of_feed
 from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.schema_feed import OfferedFeed

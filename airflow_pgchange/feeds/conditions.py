@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds.feed import Position, kind_of_feed
+from airflow_pgchange.feeds.feed import Position
+from airflow_pgchange.feeds.feed_kinds import kind_of_feed
 
 LACKING: Mapping[str, str] = {
     "every replicaset has a master": """

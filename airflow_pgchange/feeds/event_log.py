@@ -12,7 +12,8 @@ from psycopg import sql
 from airflow_pgchange.feeds.argument_checks import check_group_name
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.consumer_names import TEXT, Names
-from airflow_pgchange.feeds.feed import Goal, Position, kind_of_feed
+from airflow_pgchange.feeds.feed import Goal, Position
+from airflow_pgchange.feeds.feed_kinds import kind_of_feed
 from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.schema_feed import OfferedFeed
 from airflow_pgchange.feeds.schemas import our_schema

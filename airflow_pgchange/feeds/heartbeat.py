@@ -23,7 +23,7 @@ import psycopg
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
-from airflow_pgchange.feeds.liveness import ProbeResult, Server, LivenessProbe
+from airflow_pgchange.feeds.liveness import LivenessProbe, ProbeResult, Server
 from airflow_pgchange.feeds.watched_socket import WatchedSocket
 
 HEARTBEAT = b"/* airflow_pgchange: heartbeat */"
@@ -178,7 +178,11 @@ class Watch:
             sock.pid, sock.server, opened_at=sock.opened_at, within=deadlines.answer, settled=deadlines.doubt
         )
         # Check again, because the answer to the statement may have come in the meantime.
-        least = {ProbeResult.SILENCE: deadlines.doubt, ProbeResult.AT_REST: deadlines.quiet, ProbeResult.AT_WORK: math.inf}
+        least = {
+            ProbeResult.SILENCE: deadlines.doubt,
+            ProbeResult.AT_REST: deadlines.quiet,
+            ProbeResult.AT_WORK: math.inf,
+        }
         if sock.quiet_for() >= least[result]:
             sock.cut()
 

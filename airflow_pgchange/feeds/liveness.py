@@ -97,7 +97,9 @@ class LivenessProbe:
             with suppress(psycopg.Error, OSError):
                 await connection.close()
 
-    async def _state(self, pid: int | None, server: Server | None, opened_at: float, settled: float) -> ProbeResult:
+    async def _state(
+        self, pid: int | None, server: Server | None, opened_at: float, settled: float
+    ) -> ProbeResult:
         if self._connection is None or self._connection.closed:
             self._connection = await psycopg.AsyncConnection.connect(
                 self._address,

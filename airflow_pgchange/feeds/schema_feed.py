@@ -14,7 +14,8 @@ from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.argument_checks import Seconds, seconds
 from airflow_pgchange.feeds.batch import Batch, Slice
 from airflow_pgchange.feeds.consumer_names import Names
-from airflow_pgchange.feeds.feed import BEGINNING, Ask, Goal, Position, Token, identity
+from airflow_pgchange.feeds.feed import BEGINNING, Ask, Goal, Position, Token
+from airflow_pgchange.feeds.feed_kinds import identity
 from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.start_position import Start, check_start
 

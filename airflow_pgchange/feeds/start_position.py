@@ -79,7 +79,10 @@ def start(
     if placed or (is_new and position is not None):
         at = feed.start if isinstance(feed, Movable) and placed else BEGINNING
         log.info(
-            "%s: new consumer, %s%s", feed.name, start_text(str(at), lag), _similar(source, feed) if is_new else ""
+            "%s: new consumer, %s%s",
+            feed.name,
+            start_text(str(at), lag),
+            _similar(source, feed) if is_new else "",
         )
 
 

@@ -10,7 +10,7 @@ from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.argument_checks import is_name
 from airflow_pgchange.feeds.batch import Change
 from airflow_pgchange.feeds.consumer_names import TEXT, Names
-from airflow_pgchange.feeds.feed import kind_of_feed
+from airflow_pgchange.feeds.feed_kinds import kind_of_feed
 from airflow_pgchange.feeds.schema_feed import OfferedFeed
 from airflow_pgchange.feeds.schemas import our_schema
 

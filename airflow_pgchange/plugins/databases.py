@@ -18,7 +18,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from airflow_pgchange.errors import PgChangeError
-from airflow_pgchange.feeds.feed import BEGINNING, Movable, Watched, from_uri
+from airflow_pgchange.feeds.feed import BEGINNING, Movable, Watched
+from airflow_pgchange.feeds.feed_kinds import from_uri
 from airflow_pgchange.plugins.spark_tasks import SparkNeeds, spark_needs
 from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes, unwrapped, watched_assets
 from airflow_pgchange.utils.arguments import watched_of

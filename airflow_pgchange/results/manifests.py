@@ -94,7 +94,9 @@ def _last(connection: psycopg.Connection[Any], batch: Batch) -> StoredManifest |
                 "merged"
             ) from error
         # A crash may have emptied the table.
-        manifests += [(kept_at, StoredManifest(table, tuple(map(result_of, manifest)))) for kept_at, manifest in stored]
+        manifests += [
+            (kept_at, StoredManifest(table, tuple(map(result_of, manifest)))) for kept_at, manifest in stored
+        ]
     return max(manifests, key=lambda one: one[0])[1] if manifests else None
 
 

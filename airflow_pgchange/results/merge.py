@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, LiteralString
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import errors, sql
@@ -18,15 +18,23 @@ from airflow_pgchange.lake import formats
 from airflow_pgchange.results import suppressed_writes
 from airflow_pgchange.results.column_checks import validate
 from airflow_pgchange.results.error_translation import refusals
+from airflow_pgchange.results.merge_queries import (
+    COMMA,
+    gone_keys,
+    insert,
+    key_is_null,
+    key_names,
+    plain_insert,
+    rows_to_insert,
+    staged_rows,
+    value_names,
+)
 from airflow_pgchange.results.staging import ATTEMPT, TOUCHED, Result, Staged, read_manifest, write_manifest
 from airflow_pgchange.results.target import Target
-from airflow_pgchange.results.value_checks import BITS, beyond, check_cut, first_lossy, is_winner
+from airflow_pgchange.results.value_checks import beyond, check_cut, first_lossy, is_winner
 
 __all__ = ["Result", "Staged", "merge", "read_manifest", "validate", "write_manifest"]
 
-COMMA = sql.SQL(", ")
-Which = Literal["is not true", "is not null", "is true"]
-"""The condition on the column ``TOUCHED``."""
 STRINGS = ("character", "bit")
 
 
@@ -101,8 +109,8 @@ def _write(
         _check_keys(connection, staged, target, kinds)
     if kinds.ids:
         _delete_gone(connection, staged, target)
-        suppressed_writes.check_deleted(connection, staged, target, _gone(staged, target))
-    query, selected, most = _insert(staged, target), _selected(staged, target), staged.rows - kinds.ids
+        suppressed_writes.check_deleted(connection, staged, target, gone_keys(staged, target))
+    query, selected, most = insert(staged, target), rows_to_insert(staged, target), staged.rows - kinds.ids
     if exactly:
         suppressed_writes.insert(connection, staged, target, query, selected)
     else:
@@ -126,65 +134,8 @@ def _inserted(
     """
     if staged.behaviour.conflict is not None and target.is_empty:
         with suppress(errors.UniqueViolation), connection.transaction():
-            return connection.execute(_plain_insert(staged, target)).rowcount
+            return connection.execute(plain_insert(staged, target)).rowcount
     return connection.execute(query).rowcount
-
-
-def _plain_insert(staged: Staged, target: Target) -> sql.Composed:
-    # Override system values: a key may be an identity that is always generated.
-    return sql.SQL("insert into {} as t ({}) overriding system value {}").format(
-        target.identifier, COMMA.join([*_key(staged), *_values(staged)]), _selected(staged, target)
-    )
-
-
-def _insert(staged: Staged, target: Target) -> sql.Composed:
-    key, values, query = _key(staged), _values(staged), _plain_insert(staged, target)
-    conflict = staged.behaviour.conflict
-    if conflict is None:
-        return query
-    updates = COMMA.join(sql.SQL(conflict.assigned).format(value) for value in values)
-    action = sql.SQL("update set {}").format(updates) if values else sql.SQL("nothing")
-    return sql.SQL("{} on conflict ({}) do {}").format(query, COMMA.join(key), action)
-
-
-def _selected(staged: Staged, target: Target) -> sql.Composed:
-    """The rows to insert, in the order of their keys."""
-    key, values = COMMA.join(_key(staged)), _values(staged)
-    return sql.SQL(staged.behaviour.selected).format(
-        key=key,
-        columns=COMMA.join([*_key(staged), *values]),
-        sums=COMMA.join(sql.SQL("sum({0}) as {0}").format(value) for value in values),
-        rows=_rows(staged, target),
-        order=sql.SQL("order by {}").format(key) if staged.key else sql.SQL(""),
-    )
-
-
-def _rows(staged: Staged, target: Target, which: Which = "is not true") -> sql.Composed:
-    """Select the rows of winning tasks, cast to the target's types.
-
-    A mirror has rows of three kinds. ``TOUCHED`` is null for rows read without the ids of the batch, false for rows
-    read with them, and true for ids without a row. Ids that the target's key cannot hold are left out.
-    """
-    columns = COMMA.join(
-        sql.SQL("{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(target.columns[name].type))
-        for name, _ in staged.columns
-    )
-    flag = sql.SQL("{} {}").format(sql.Identifier(TOUCHED), sql.SQL(which))
-    held = sql.SQL("true") if which == "is not true" else _is_held(staged, target)
-    return sql.SQL("select {} from {} where {} and {} and {}").format(
-        columns, staged.identifier, is_winner(staged), flag, held
-    )
-
-
-def _is_held(staged: Staged, target: Target) -> sql.Composable:
-    """Whether the target's key can hold a touched id. An id that it cannot hold belongs to another table."""
-    staged_as = dict(staged.columns)
-    held: list[sql.Composable] = [
-        sql.SQL("{} between {} and {}").format(sql.Identifier(name), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-        for name in staged.key
-        if staged_as[name] in BITS and (bits := BITS.get(target.columns[name].type)) is not None
-    ]
-    return sql.SQL(" and ").join(held) if held else sql.SQL("true")
 
 
 @dataclass(frozen=True)
@@ -205,7 +156,7 @@ def _counted(connection: psycopg.Connection[Any], staged: Staged) -> _Kinds:
     ).format(
         attempt=sql.Identifier(ATTEMPT),
         touched=sql.Identifier(TOUCHED),
-        is_null=_is_null(staged) if staged.key else sql.SQL("false"),
+        is_null=key_is_null(staged) if staged.key else sql.SQL("false"),
         staged=staged.identifier,
         won=is_winner(staged),
     )
@@ -228,7 +179,7 @@ def _counted(connection: psycopg.Connection[Any], staged: Staged) -> _Kinds:
 def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Target, kinds: _Kinds) -> None:
     if kinds.without_key:
         null = _first(
-            connection, staged, target, "select {key} from ({rows}) s where {} limit 1", _is_null(staged)
+            connection, staged, target, "select {key} from ({rows}) s where {} limit 1", key_is_null(staged)
         )
         raise MergeRefused(f"{staged.target}: the key {null} has a NULL: drop such rows before merging")
     for name in staged.key:
@@ -248,10 +199,10 @@ def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Tar
                 f"keys could become the same: {way} it in Spark before merging, or widen the "
                 "column"
             )
-    if staged.behaviour.one_row_a_key and not _values(staged):
+    if staged.behaviour.one_row_a_key and not value_names(staged):
         _check_once(connection, staged, target)
     if staged.behaviour.deletes_touched and kinds.of_no_id:
-        touched = _rows(staged, target, "is not null")
+        touched = staged_rows(staged, target, "is not null")
         foreign = _first(
             connection,
             staged,
@@ -286,7 +237,7 @@ def _first(
     *others: sql.Composable,
 ) -> str | None:
     """Return the first key that a query over the staged rows finds, as text."""
-    key, rows = COMMA.join(_key(staged)), _rows(staged, target)
+    key, rows = COMMA.join(key_names(staged)), staged_rows(staged, target)
     row = connection.execute(sql.SQL(query).format(*others, key=key, rows=rows)).fetchone()
     if row is None:
         return None
@@ -299,23 +250,6 @@ def _delete_gone(connection: psycopg.Connection[Any], staged: Staged, target: Ta
         "with gone as materialized (select {0} from {1} where ({0}) in ({2}) order by {0} for update) "
         "delete from {1} where ({0}) in (select {0} from gone)"
     )
-    connection.execute(query.format(COMMA.join(_key(staged)), target.identifier, _gone(staged, target)))
-
-
-def _gone(staged: Staged, target: Target) -> sql.Composed:
-    """Select the touched keys that have no row any more."""
-    return sql.SQL("select {0} from ({1}) s except select {0} from ({2}) s").format(
-        COMMA.join(_key(staged)), _rows(staged, target, "is true"), _rows(staged, target)
+    connection.execute(
+        query.format(COMMA.join(key_names(staged)), target.identifier, gone_keys(staged, target))
     )
-
-
-def _key(staged: Staged) -> list[sql.Identifier]:
-    return [sql.Identifier(name) for name in staged.key]
-
-
-def _is_null(staged: Staged) -> sql.Composed:
-    return sql.SQL(" or ").join(sql.SQL("{} is null").format(name) for name in _key(staged))
-
-
-def _values(staged: Staged) -> list[sql.Identifier]:
-    return [sql.Identifier(name) for name, _ in staged.columns if name not in staged.key]

@@ -133,7 +133,9 @@ def _added(each: Compared, target: str, of: str) -> _Alteration:
     source = each.column
     statement = (
         sql.SQL("alter table {} add column if not exists {} {}")
-        .format(table_identifier(target), sql.Identifier(source.name), sql.SQL(each.source_type or source.type))
+        .format(
+            table_identifier(target), sql.Identifier(source.name), sql.SQL(each.source_type or source.type)
+        )
         .as_string(None)
     )
     refused = None

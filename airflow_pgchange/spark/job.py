@@ -30,7 +30,7 @@ from airflow_pgchange.spark import session
 from airflow_pgchange.spark.lake_sink import LakeSink, lake_sink
 from airflow_pgchange.spark.mirror import as_copied, marked, with_touched
 from airflow_pgchange.spark.payloads import columns_of_messages, columns_of_payloads
-from airflow_pgchange.spark.read_options import PATIENCE, Rule, ReadOptions
+from airflow_pgchange.spark.read_options import PATIENCE, ReadOptions, Rule
 from airflow_pgchange.spark.request import Work
 from airflow_pgchange.spark.source import NAME, data_source, prepare
 from airflow_pgchange.spark.table_sink import TableSink, table_sink
@@ -215,7 +215,9 @@ class Job:
         if not isinstance(into, str):
             assert read_options.key is not None
             frame = marked(self._frame(read_options), read_options.key)
-            self._stage(into, read_options.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame, evolve=evolve)
+            self._stage(
+                into, read_options.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame, evolve=evolve
+            )
             return
         with connect(self._work.results, primary=True) as connection:
             copy = into if isinstance(table, str) else table.copy_in(connection, into)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds import feed as feeds
+from airflow_pgchange.feeds import feed_kinds
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.topology.bucket_owners import Cluster
@@ -54,7 +54,7 @@ class Request(Work):
 def write(request: Request) -> Path:
     """Write the request beside its manifest, readable only by its user, and return its path."""
     data = {
-        "feed": feeds.to_json(request.feed),
+        "feed": feed_kinds.to_json(request.feed),
         "batch": request.batch.to_json(),
         "results": request.results,
         "source": request.source,
@@ -111,7 +111,7 @@ def take_next() -> Request | None:
 def _taken(path: Path) -> Request:
     data = json.loads(path.read_text())
     path.unlink()
-    feed = feeds.from_json(data["feed"])
+    feed = feed_kinds.from_json(data["feed"])
     if not isinstance(feed, Feed):
         raise InvalidArgument(f"{feed.name} is a condition and has no batches: use a feed")
     return Request(

@@ -22,7 +22,7 @@ from airflow_pgchange.feeds.key_columns import KeyColumn, found_by, key_columns
 from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.table_names import table_identifier
 from airflow_pgchange.spark import adbc
-from airflow_pgchange.spark.read_options import Rule, ReadOptions, explained, not_unique
+from airflow_pgchange.spark.read_options import ReadOptions, Rule, explained, not_unique
 from airflow_pgchange.spark.types import Column, arrow_schema, describe, spark_schema
 from airflow_pgchange.spark.unsupported_values import Rows
 from airflow_pgchange.topology import bucket_owners
@@ -91,7 +91,16 @@ class RoutedReading:
         with reading.connected(source, batch.lsn) as connection:
             ids = tuple(describe(connection, _ids(partitions(feed, batch, 1)[0]).query))
         undescribed = cls(
-            feed, batch, source, cluster, read_options, read_options.table, read_options.key, read_options.rule, buckets, ids
+            feed,
+            batch,
+            source,
+            cluster,
+            read_options,
+            read_options.table,
+            read_options.key,
+            read_options.rule,
+            buckets,
+            ids,
         )
         return undescribed._described()
 
@@ -174,7 +183,11 @@ class RoutedReading:
 
     def _query(self, ids: Sequence[object], buckets: str) -> str:
         """Return the query for the rows that some ids name in some buckets."""
-        names = None if self.read_options.columns is None else dict.fromkeys([*self.names, *self.read_options.columns])
+        names = (
+            None
+            if self.read_options.columns is None
+            else dict.fromkeys([*self.names, *self.read_options.columns])
+        )
         arrays, columns = self._arrays(ids), [f"pgchange_id_{index}" for index, _ in enumerate(self.key)]
         some = [sql.Identifier("t", name) for name in [*(names or []), BUCKET]]
         query = sql.SQL(ROWS).format(

@@ -72,11 +72,17 @@ class Reading:
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition, in the Arrow form of ``schema``."""
         read_schema = arrow_schema(spark_schema(self.columns))
-        rows = Rows(self.read_options.table or f"the changes of {self.feed.name}", self.read_options.key or ("id",))
+        rows = Rows(
+            self.read_options.table or f"the changes of {self.feed.name}", self.read_options.key or ("id",)
+        )
         count = 0
         for batch in adbc.read(self.source, self.batch.lsn, partition, self.columns, read_schema, rows=rows):
             count += batch.num_rows
-            if self.read_options.table is not None and self.read_options.key is not None and count > partition.count:
+            if (
+                self.read_options.table is not None
+                and self.read_options.key is not None
+                and count > partition.count
+            ):
                 raise InvalidArgument(not_unique(self.read_options.table, self.read_options.key))
             yield self._chosen(batch)
 
@@ -90,7 +96,9 @@ class Reading:
         return batch.filter(pc.is_valid(key)) if key.null_count else batch
 
 
-def _key(connection: psycopg.Connection[Any], batch: Batch, read_options: ReadOptions) -> tuple[KeyColumn, ...]:
+def _key(
+    connection: psycopg.Connection[Any], batch: Batch, read_options: ReadOptions
+) -> tuple[KeyColumn, ...]:
     """Return the key columns of the table, or, if they are wanted, the columns of the changes' ids."""
     if read_options.table is not None and read_options.key is not None:
         return key_columns(connection, read_options.table, read_options.key, batch.key)
@@ -121,7 +129,9 @@ class Readable(Protocol):
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]: ...
 
 
-def prepare(feed: Feed, batch: Batch, source: str, read_options: ReadOptions, cluster: Cluster | None) -> Readable:
+def prepare(
+    feed: Feed, batch: Batch, source: str, read_options: ReadOptions, cluster: Cluster | None
+) -> Readable:
     """Return how to read the wanted data: from the source, or from the instances of a cluster."""
     if read_options.rule is None:
         return Reading.prepare(feed, batch, source, read_options)

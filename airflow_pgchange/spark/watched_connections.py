@@ -156,7 +156,9 @@ def _watched_socket(conninfo: str, deadlines: Deadlines, before: dict[int, int])
         address,
     )
     there = make_conninfo(conninfo, host=host, hostaddr=address, port=port)
-    sock = WatchedSocket(fd, deadlines, watched_connection.address_of(there, deadlines), name=f"{host} port {port}")
+    sock = WatchedSocket(
+        fd, deadlines, watched_connection.address_of(there, deadlines), name=f"{host} port {port}"
+    )
     heartbeat.watch(sock)
     return sock
 

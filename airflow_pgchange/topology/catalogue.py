@@ -145,7 +145,9 @@ class Catalogue:
         """Return the progress of the buckets that a client's topology is missing."""
         rows = await self._rows(LACKING, [lacking.buckets, lacking.sent_up_to.term, lacking.sent_up_to.index])
         buckets, term, index, arrived, settled = rows[0]
-        return LackingProgress(None if buckets is None else Lacking(buckets, Raft(term, index)), arrived, settled)
+        return LackingProgress(
+            None if buckets is None else Lacking(buckets, Raft(term, index)), arrived, settled
+        )
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from airflow_pgchange.errors import ClientRefused
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.auth import Exchange, Users
-from airflow_pgchange.topology.frames import CANCEL, SSL, PrestartRequest, Fields, Frames, Startup, text
+from airflow_pgchange.topology.frames import CANCEL, SSL, Fields, Frames, PrestartRequest, Startup, text
 from airflow_pgchange.topology.queries import Queries
 from airflow_pgchange.topology.startup_options import check_word
 
@@ -91,7 +91,11 @@ class Session:
                 packet = self._frames.startup()
                 if packet is None:
                     return
-                yield from self._answer_prestart(packet) if isinstance(packet, PrestartRequest) else self._begin(packet)
+                yield from (
+                    self._answer_prestart(packet)
+                    if isinstance(packet, PrestartRequest)
+                    else self._begin(packet)
+                )
             elif self.state in (State.HELD, State.WAITING):
                 if len(self._frames) > EARLY:
                     raise ClientRefused("08P01", f"more than {EARLY} bytes before the snapshot was sent")

@@ -17,7 +17,8 @@ from airflow_pgchange.errors import (
     ServerUnavailable,
 )
 from airflow_pgchange.feeds.argument_checks import MOMENT, Seconds, patience, seconds
-from airflow_pgchange.feeds.feed import CONDITIONS, Feed, Goal, Watched, identity, progress_at
+from airflow_pgchange.feeds.feed import Feed, Goal, Watched, progress_at
+from airflow_pgchange.feeds.feed_kinds import CONDITIONS, identity
 from airflow_pgchange.feeds.message_queue import QueueFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.poller import switchboard

@@ -9,7 +9,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds import feed as feeds
+from airflow_pgchange.feeds import feed_kinds
 from airflow_pgchange.feeds.argument_checks import OnBusy, OnGiveUp, check_word, seconds, size, time_of, until
 from airflow_pgchange.feeds.feed import Feed, Watched
 from airflow_pgchange.lake.tables import CLASSES, Iceberg
@@ -182,12 +182,12 @@ def texts(name: str, value: Any) -> Mapping[str, str | None]:
 
 def feed(name: str, value: Any) -> Mapping[str, Any]:
     """Accept a feed, and return it as a mapping, which Airflow can render, show and store."""
-    return feeds.to_json(feed_of(value))
+    return feed_kinds.to_json(feed_of(value))
 
 
 def watched(name: str, value: Any) -> Mapping[str, Any]:
     """Accept a feed, or a feed that stands for several consumers, and return it as a mapping."""
-    return feeds.to_json(watched_of(value))
+    return feed_kinds.to_json(watched_of(value))
 
 
 CHECKS: Mapping[str, Check] = {
@@ -270,7 +270,7 @@ def watched_of(value: FeedLike) -> Watched:
         return value
     if isinstance(value, str):
         if value.startswith("pgchange://"):
-            return feeds.from_uri(value)[0]
+            return feed_kinds.from_uri(value)[0]
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
@@ -279,13 +279,13 @@ def watched_of(value: FeedLike) -> Watched:
             ) from error
     if not isinstance(value, Mapping):
         raise InvalidArgument(f"{value!r} is not a feed: give a feed, its JSON or its asset URI")
-    return feeds.from_json(
+    return feed_kinds.from_json(
         {key: _plain(item) if key in _not_text(value) else item for key, item in value.items()}
     )
 
 
 def _not_text(data: Mapping[str, Any]) -> set[str]:
-    kind = feeds.kinds().get(str(data.get("kind")))
+    kind = feed_kinds.kinds().get(str(data.get("kind")))
     annotations = {} if kind is None else kind.__annotations__
     return {name for name, annotation in annotations.items() if annotation in ("int", "bool", "float")}
 

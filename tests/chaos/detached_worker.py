@@ -30,7 +30,7 @@ from airflow_pgchange.errors import BatchIncomplete, BatchNotFinished, ConsumerB
 from airflow_pgchange.feeds import ConsumerTransaction, Feed, reading
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import connect
-from airflow_pgchange.feeds.feed import from_json
+from airflow_pgchange.feeds.feed_kinds import from_json
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.results.manifests import keep
 from tests.chaos.event_worker import PAUSE, through_faults

@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange import detached
 from airflow_pgchange.errors import Leased
-from airflow_pgchange.feeds.feed import to_json
+from airflow_pgchange.feeds.feed_kinds import to_json
 from demo.postgres import Cluster
 from tests.chaos.crew import WORK, crew
 from tests.chaos.detached_worker import ANOTHER, LEASES, NO_TOKEN, OVER, Files, Member, Worker

@@ -15,7 +15,7 @@ from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import StaleClaim
 from airflow_pgchange.events import EventHandlers, Handler
 from airflow_pgchange.feeds import ConsumerTransaction
-from airflow_pgchange.feeds.feed import from_json
+from airflow_pgchange.feeds.feed_kinds import from_json
 from tests.batches import connections_reused
 from tests.releases.filling.consumers import key_of, record, returned, work
 from tests.releases.filling.contents import FEEDS, handle_next

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from airflow_pgchange.feeds.batch import Change
 from airflow_pgchange.feeds.consumer_names import Names
-from airflow_pgchange.feeds.feed import kind_of_feed
+from airflow_pgchange.feeds.feed_kinds import kind_of_feed
 from airflow_pgchange.feeds.schema_feed import OfferedFeed
 
 

@@ -15,7 +15,8 @@ from airflow.triggers.base import BaseEventTrigger
 from airflow_pgchange.assets.pgchange import feed_asset, sanitize_uri
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import AllTubes, CommitFeed, TopologyCondition, TubeFeed
-from airflow_pgchange.feeds.feed import Watched, from_uri, kind_of_feed, to_uri
+from airflow_pgchange.feeds.feed import Watched
+from airflow_pgchange.feeds.feed_kinds import from_uri, kind_of_feed, to_uri
 from airflow_pgchange.utils.arguments import feed_of
 
 FEED = CommitFeed("route_delay", 7, in_order=True)

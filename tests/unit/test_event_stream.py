@@ -10,7 +10,9 @@ FIRST, SECOND = (f"pm{n:022x}" for n in (1, 2))
 
 
 @pytest.mark.parametrize(
-    "position", [StreamPosition("", seen=5), StreamPosition(FIRST, seen=2**51), StreamPosition(FIRST, SECOND, 7)], ids=str
+    "position",
+    [StreamPosition("", seen=5), StreamPosition(FIRST, seen=2**51), StreamPosition(FIRST, SECOND, 7)],
+    ids=str,
 )
 def test_a_position_is_what_its_text_says(position):
     read = StreamPosition.parse(str(position))
@@ -18,7 +20,13 @@ def test_a_position_is_what_its_text_says(position):
 
 
 def test_a_slice_is_behind_its_events_and_before_those_of_the_next():
-    positions = [StreamPosition(""), StreamPosition(FIRST, FIRST), StreamPosition(FIRST, SECOND), StreamPosition(FIRST), StreamPosition(SECOND, FIRST)]
+    positions = [
+        StreamPosition(""),
+        StreamPosition(FIRST, FIRST),
+        StreamPosition(FIRST, SECOND),
+        StreamPosition(FIRST),
+        StreamPosition(SECOND, FIRST),
+    ]
     assert sorted({*positions}) == positions
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Slice, grouped
 from airflow_pgchange.feeds.commit_queue import CommitFeed
-from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.feed_kinds import from_json, from_uri, to_json, to_uri
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
 FEEDS = st.builds(CommitFeed, NAMES, st.integers(0, 2**63 - 1), st.booleans(), st.booleans())

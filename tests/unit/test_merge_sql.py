@@ -7,8 +7,9 @@ import re
 import pytest
 
 from airflow_pgchange.results.column_checks import EXACT, _fits
-from airflow_pgchange.results.merge import _delete_gone, _insert
+from airflow_pgchange.results.merge import _delete_gone
 from airflow_pgchange.results.merge_modes import Mode
+from airflow_pgchange.results.merge_queries import insert as insert_query
 from airflow_pgchange.results.staging import Staged
 from airflow_pgchange.results.target import Column, Target
 
@@ -31,7 +32,7 @@ def staged(mode, key=("id",)):
 
 
 def insert(mode, **kwargs):
-    return _insert(staged(mode, **kwargs), TARGET).as_string(None)
+    return insert_query(staged(mode, **kwargs), TARGET).as_string(None)
 
 
 @pytest.mark.parametrize("mode", ["add", "replace", "mirror", "append"])

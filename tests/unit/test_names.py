@@ -12,7 +12,7 @@ from airflow_pgchange.admin import consumers
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import CommitFeed, EventFeed, Feed, QueueFeed, TopologyFeed, TubeFeed
 from airflow_pgchange.feeds.consumer_names import TEXT, WORD, Names
-from airflow_pgchange.feeds.feed import kind_of_feed, kinds
+from airflow_pgchange.feeds.feed_kinds import kind_of_feed, kinds
 
 ODD = st.text(st.sampled_from("aZ0/%:{}2F5 \n'\"\\é日"), min_size=1, max_size=12)
 WORKERS = st.integers(1, 999).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n)))

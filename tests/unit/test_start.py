@@ -10,7 +10,7 @@ import pytest
 from airflow_pgchange import CommitFeed, EventFeed, QueueFeed, TopologyFeed, TubeFeed
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import from_json, to_json
-from airflow_pgchange.feeds.feed import from_uri, to_uri
+from airflow_pgchange.feeds.feed_kinds import from_uri, to_uri
 from airflow_pgchange.triggers.feed import FeedTrigger
 
 FEEDS = (CommitFeed, ("c", 0)), (EventFeed, ("g",)), (TopologyFeed, ("c",))

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_pgchange.errors import HistoryTrimmed
 from airflow_pgchange.topology import relay as relays
-from airflow_pgchange.topology.catalogue import Catalogue, Lacking, Logged, LackingProgress, Snapshot, Term
+from airflow_pgchange.topology.catalogue import Catalogue, Lacking, LackingProgress, Logged, Snapshot, Term
 from airflow_pgchange.topology.connection import Connection, Limits
 from airflow_pgchange.topology.protocol import Session
 from airflow_pgchange.topology.raft import Raft

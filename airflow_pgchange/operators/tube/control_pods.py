@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperat
 from airflow_pgchange import tubes
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.argument_checks import Seconds
-from airflow_pgchange.feeds.feed import to_json
+from airflow_pgchange.feeds.feed_kinds import to_json
 from airflow_pgchange.feeds.key_columns import KeyNames
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.feeds.tube import TubeFeed

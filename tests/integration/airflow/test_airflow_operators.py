@@ -17,7 +17,7 @@ from airflow.sdk import DAG, task
 from airflow_pgchange.errors import BatchGivenUp, ConsumerBusy, InvalidArgument, ServerUnavailable, Stopped
 from airflow_pgchange.feeds import Batch, Change, CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.draining import SHOWN_BATCHES
-from airflow_pgchange.feeds.feed import to_json
+from airflow_pgchange.feeds.feed_kinds import to_json
 from tests.airflow_home import uri
 from tests.ledger import FEED, Connect, audit, operator, run
 from tests.waiting import sleeps, until

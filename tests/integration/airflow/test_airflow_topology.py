@@ -13,7 +13,8 @@ from airflow.providers.common.compat.sdk import TaskDeferred
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import TopologyCondition
-from airflow_pgchange.feeds.feed import Watched, from_uri, to_uri
+from airflow_pgchange.feeds.feed import Watched
+from airflow_pgchange.feeds.feed_kinds import from_uri, to_uri
 from airflow_pgchange.sensors.feed import FeedSensor
 from tests.airflow_home import uri
 from tests.topology import make_catalogue

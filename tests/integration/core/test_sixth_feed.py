@@ -16,8 +16,8 @@ from airflow_pgchange.admin import consumers, manual_operations
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.errors import InvalidArgument, SourceLostTail, SourceRestored
-from airflow_pgchange.feeds import Batch, Change, ConsumerTransaction, feed
-from airflow_pgchange.feeds.feed import from_json, from_uri, to_json, to_uri
+from airflow_pgchange.feeds import Batch, Change, ConsumerTransaction, feed_kinds
+from airflow_pgchange.feeds.feed_kinds import from_json, from_uri, to_json, to_uri
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.sensors.feed import FeedSensor
 from airflow_pgchange.triggers.feed import FeedTrigger
@@ -118,14 +118,14 @@ def test_a_feed_of_another_package_is_found_by_its_entry_point(
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: diary\nVersion: 1\n")
     (about / "entry_points.txt").write_text(
-        f"[{feed.ENTRY_POINTS}]\ndiary = tests.sixth_feed.diary:DiaryFeed\n"
+        f"[{feed_kinds.ENTRY_POINTS}]\ndiary = tests.sixth_feed.diary:DiaryFeed\n"
     )
-    monkeypatch.setattr(feed, "_kinds", {})
-    feed.from_other_packages.cache_clear()
+    monkeypatch.setattr(feed_kinds, "_kinds", {})
+    feed_kinds.from_other_packages.cache_clear()
     with pytest.raises(InvalidArgument, match="unknown kind"):
         from_json(to_json(ANN))
     monkeypatch.syspath_prepend(tmp_path)
-    feed.from_other_packages.cache_clear()
+    feed_kinds.from_other_packages.cache_clear()
     assert from_json(to_json(ANN)) == ANN
 
 

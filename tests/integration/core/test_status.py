@@ -12,7 +12,7 @@ from airflow_pgchange.admin import consumers, manual_operations, schema
 from airflow_pgchange.admin.health import Finding, findings
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, TopologyFeed, TubeFeed
-from airflow_pgchange.feeds.feed import kinds
+from airflow_pgchange.feeds.feed_kinds import kinds
 from airflow_pgchange.feeds.queries import ask, records
 from tests.commits import claim_and_fail, commits, drain
 from tests.events import poll_all, publish, subscribe

@@ -19,7 +19,8 @@ from airflow_pgchange.errors import (
 )
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from airflow_pgchange.feeds.consumer_state import lag
-from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.feed_kinds import from_json, from_uri, to_json, to_uri
 from tests.event_keeping import maintain, narrow
 from tests.events import (
     FEED,

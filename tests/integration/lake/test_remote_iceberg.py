@@ -439,7 +439,9 @@ def test_the_manifest_keeps_the_kind_of_the_catalog():
 def test_maintenance_is_the_same_with_another_catalog(table, connection):
     for number in (1, 2):
         written(connection, payments((number, "a", 1)), replace(BATCH, id=f"b{number}"))
-    remote_catalog.writer_of(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND).write(ONE.to_batches())
+    remote_catalog.writer_of(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND).write(
+        ONE.to_batches()
+    )
     assert maintenance.expire(connection, TABLE, timedelta()) == 1
     left = maintenance.remove_orphans(connection, TABLE, timedelta())
     assert {each.batch: each.files for each in left} == {BATCH.id: 1, "b1": 1}

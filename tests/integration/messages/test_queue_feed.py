@@ -13,7 +13,8 @@ from airflow_pgchange.admin import dead_letters, manual_operations
 from airflow_pgchange.errors import InvalidArgument, StaleClaim, UnknownConsumer
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
+from airflow_pgchange.feeds.feed import Feed, partitions
+from airflow_pgchange.feeds.feed_kinds import from_json, from_uri, to_json, to_uri
 from airflow_pgchange.feeds.queries import ask
 from tests import queues
 from tests.batches import taken

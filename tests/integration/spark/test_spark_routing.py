@@ -11,7 +11,7 @@ from psycopg import sql
 
 from airflow_pgchange.errors import BatchIncomplete, InvalidArgument, PermissionDenied, ServerUnavailable
 from airflow_pgchange.spark import adbc, routing
-from airflow_pgchange.spark.read_options import Rule, ReadOptions
+from airflow_pgchange.spark.read_options import ReadOptions, Rule
 from airflow_pgchange.topology.bucket_owners import Cluster
 from tests.given_keys import given, job_of
 from tests.replicasets import RULE, replicasets, standbys_of, two_primaries

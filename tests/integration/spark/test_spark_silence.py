@@ -107,7 +107,10 @@ def test_a_connection_of_another_thread_is_not_taken_for_one_over_a_unix_socket(
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
             assert (
-                watched_connections._watched_socket(f"host=/run/postgresql port={port}", Deadlines(60), before) is None
+                watched_connections._watched_socket(
+                    f"host=/run/postgresql port={port}", Deadlines(60), before
+                )
+                is None
             )
 
 
@@ -117,7 +120,10 @@ def test_a_connection_that_cannot_be_told_from_others_is_said_to_be_unwatched(ca
         address = server.getsockname()
         with socket.create_connection(address), socket.create_connection(address):
             assert (
-                watched_connections._watched_socket(f"host=127.0.0.1 port={address[1]}", Deadlines(60), before) is None
+                watched_connections._watched_socket(
+                    f"host=127.0.0.1 port={address[1]}", Deadlines(60), before
+                )
+                is None
             )
     [said] = caplog.messages
     assert f"port {address[1]} is not watched, because 2 connections were opened" in said

@@ -10,7 +10,8 @@ from airflow_pgchange.errors import HistoryTrimmed, InvalidArgument
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.connections import connect as connect_ours
 from airflow_pgchange.feeds.consumer_state import lag
-from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
+from airflow_pgchange.feeds.feed import Feed, partitions
+from airflow_pgchange.feeds.feed_kinds import from_json, from_uri, to_json, to_uri
 from tests.batches import taken
 
 FEED = TopologyFeed("router")

@@ -10,7 +10,8 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_pgchange.errors import BatchGivenUp, InvalidArgument, StaleClaim, UnknownConsumer
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, end_position
 from airflow_pgchange.feeds.consumer_state import lag
-from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, shards, to_json, to_uri
+from airflow_pgchange.feeds.feed import Feed, partitions, shards
+from airflow_pgchange.feeds.feed_kinds import from_json, from_uri, to_json, to_uri
 from tests.batches import taken
 from tests.tubes import attach, make, pods
 from tests.waiting import locks, until, waits

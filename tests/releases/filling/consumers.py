@@ -11,9 +11,8 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange import ConsumerTransaction, admin, detached
-from airflow_pgchange.feeds import error_text, transaction
+from airflow_pgchange.feeds import error_text, to_json, transaction
 from airflow_pgchange.feeds.connections import connect
-from airflow_pgchange.feeds.feed import to_json
 
 Connection = psycopg.Connection[Any]
 LEASE = "6 days"

@@ -14,7 +14,7 @@ from psycopg import Connection
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.assets.targets import target_tables
 from airflow_pgchange.feeds import Batch, Change, CommitFeed
-from airflow_pgchange.feeds.feed import to_json
+from airflow_pgchange.feeds.feed_kinds import to_json
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.spark import SparkBatchOperator
 from airflow_pgchange.sensors.consumer import ConsumerSensor
