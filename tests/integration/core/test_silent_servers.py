@@ -268,7 +268,7 @@ def test_each_who_uses_a_connection_that_was_lost_gets_an_error_of_its_own(db, p
 
 def test_a_heartbeat_has_its_answer_before_its_thread_begins_anew(db, watch, monkeypatch):
     failures: list[bool] = []
-    look = watch._look_at_all
+    look = watch._check_all
 
     async def failing_during_a_heartbeat() -> float:
         pause = await look()
@@ -286,7 +286,7 @@ def test_a_heartbeat_has_its_answer_before_its_thread_begins_anew(db, watch, mon
             heartbeat, "_answered", lambda *of: time.monotonic() > sent_at + 0.1 and answered(*of)
         )
         sent_at = time.monotonic() + LONG
-        monkeypatch.setattr(watch, "_look_at_all", failing_during_a_heartbeat)
+        monkeypatch.setattr(watch, "_check_all", failing_during_a_heartbeat)
         while not failures:
             time.sleep(0.01)
         sent_at = 0
