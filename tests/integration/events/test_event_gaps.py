@@ -120,3 +120,25 @@ def test_a_look_at_an_idle_group_locks_few_of_many_partitions(connect):
         )
     # The current partition, the partition before it, and the default partition.
     assert locked <= 3
+
+
+def test_a_group_that_is_behind_many_partitions_reads_all_of_them(connect):
+    """A read looks at the first part of its span, and then at the rest."""
+    connection = connect()
+    subscribe(connection)
+    configure(connection, partition_interval="1 second", future_intervals_to_create="1 minute")
+    for _ in range(2):
+        maintain(connection)
+    ids = []
+    for _ in range(3):
+        for _ in range(4):
+            to_next_partition(connection)
+        ids += publish(connection, 2)
+        dispatch(connection)
+    assert one(connection, READY, "g", "g") == 6
+    assert one(connection, "select pgmb.estimate_unread('g', '', 100)") == 6
+    counts = "select count, lowest from pgmb.next_events('g', '', %s)"
+    assert [connection.execute(counts, [n]).fetchone() for n in (1, 5, 100)] == [
+        (n, ids[0]) for n in (1, 5, 6)
+    ]
+    assert read(connection) == ids
