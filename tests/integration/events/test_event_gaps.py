@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from tests.event_keeping import configure, dispatch, maintain, publish, read, subscribe
+from tests.event_keeping import dispatch, maintain, narrow, partitions, publish, read, subscribe
 from tests.tubes import one
 
 GAPS = "select array_agg(array[left(low, 15), left(high, 15)] order by low) from pgmb.gap where group_id = %s"
@@ -105,7 +105,7 @@ def test_a_later_group_of_a_name_reads_its_own_events(connect):
 def test_a_look_at_an_idle_group_locks_few_of_many_partitions(connect):
     connection = connect()
     subscribe(connection)
-    configure(connection, partition_interval="1 second", future_intervals_to_create="1 minute")
+    narrow(connection, ahead="1 minute")
     for _ in range(2):
         maintain(connection)
     for _ in range(8):
@@ -118,6 +118,7 @@ def test_a_look_at_an_idle_group_locks_few_of_many_partitions(connect):
             "select count(*) from pg_locks as l join pg_inherits as i on i.inhrelid = l.relation "
             "where l.pid = pg_backend_pid() and i.inhparent = 'pgmb.dispatched'::regclass",
         )
+    assert len(partitions(connection, "pgmb.dispatched")) > 50
     # The current partition, the partition before it, and the default partition.
     assert locked <= 3
 
@@ -126,7 +127,7 @@ def test_a_group_that_is_behind_many_partitions_reads_all_of_them(connect):
     """A read looks at the first part of its span, and then at the rest."""
     connection = connect()
     subscribe(connection)
-    configure(connection, partition_interval="1 second", future_intervals_to_create="1 minute")
+    narrow(connection, ahead="1 minute")
     for _ in range(2):
         maintain(connection)
     ids = []
@@ -136,7 +137,7 @@ def test_a_group_that_is_behind_many_partitions_reads_all_of_them(connect):
         ids += publish(connection, 2)
         dispatch(connection)
     assert one(connection, READY, "g", "g") == 6
-    assert one(connection, "select pgmb.estimate_unread('g', '', 100)") == 6
+    assert 2 <= one(connection, "select pgmb.estimate_unread('g', '', 100)") <= 6
     counts = "select count, lowest from pgmb.next_events('g', '', %s)"
     assert [connection.execute(counts, [n]).fetchone() for n in (1, 5, 100)] == [
         (n, ids[0]) for n in (1, 5, 6)
