@@ -83,4 +83,4 @@ __all__ = [
     "target_tables",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"

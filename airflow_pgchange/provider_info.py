@@ -142,7 +142,7 @@ def _config() -> dict[str, Any]:
         "options": {
             "connections": {
                 "description": "Connections, with commas between, that the page shows besides those that DAGs name.",
-                "version_added": "0.1.0",
+                "version_added": "0.9.0",
                 "type": "string",
                 "example": "airline,warehouse",
                 "default": "",
@@ -150,7 +150,7 @@ def _config() -> dict[str, Any]:
             "register_consumers": {
                 "description": "Whether a task registers a consumer that is not registered yet. If not, the task fails, "
                 "and `airflow-pgchange register` registers the consumer.",
-                "version_added": "0.1.0",
+                "version_added": "0.9.0",
                 "type": "boolean",
                 "example": None,
                 "default": "True",
