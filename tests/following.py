@@ -1,6 +1,7 @@
 """Follow a page as its reader does: run its examples in their order, and compare the output with the text behind each.
 
-An example in Python is the file of a DAG, whose tasks run before the reader looks at results.
+An example in Python is the file of a DAG, which the text before it names. Its tasks run before the reader looks at
+results.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ CHANGING = re.compile(
     r"[0-9a-f]{8}-[0-9a-f-]{27}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+ (?:ms|s)\b|\b\d+\.\d+\b"
 )
 """Parts of the output that differ from run to run: ids, times, ages and durations."""
+SAVED = re.compile(r"(\w+\.py)`")
+"""Names of files in a text, with or without a folder."""
 RULE = re.compile(r"[-+= ]*|\(\d+ rows?\)")
 BY_TIME = (NoneType, str, timedelta)
 """Schedules of DAGs that run by hand or by the clock."""
@@ -106,6 +109,7 @@ class Reader:
         self.logged: list[str] = []
         self.notices: list[str] = []
         database.add_notice_handler(lambda notice: self.notices.append(f"NOTICE:  {notice.message_primary}"))
+        self._named: list[str] = []
         self._session: dict[str, Any] = {}
         self._printed = printed
         self._replaced = replaced
@@ -115,6 +119,7 @@ class Reader:
         for language, example, shown in examples(text):
             if shown is not None and self.looks(example):
                 self.wait()
+            self._named = SAVED.findall(text.partition(example)[0])
             told = getattr(self, f"_{language}")(self._here(example))
             if shown is not None:
                 assert cells(told) == cells(self._here(shown)), told
@@ -215,9 +220,8 @@ class Reader:
         return self._printed()
 
     def _python(self, example: str) -> str:
-        """Save a file of DAGs. A file with a DAG of the same name replaces the earlier file."""
-        name = re.findall(r"^(?:def )?(\w+)(?:\(\):$| = )", example, flags=re.MULTILINE)[-1]
-        file = self.folder / f"{name}.py"
+        """Save a file of DAGs under the last name that the page has mentioned."""
+        file = self.folder / self._named[-1]
         file.write_text(example)
         self.files = [*dict.fromkeys([*self.files, file])]
         return ""

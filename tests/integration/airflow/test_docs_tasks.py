@@ -36,10 +36,10 @@ def follow(
     take_migrated()
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(db))
     monkeypatch.setenv("AIRFLOW__CORE__DAGS_FOLDER", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
 
     def follow(*pages: str, replaced: Sequence[tuple[str, str]] = ()) -> Reader:
-        folder = ("check dags/", f"check {tmp_path}/")
-        reader = Reader(connect(), tmp_path, lambda: capsys.readouterr().out, [folder, *replaced])
+        reader = Reader(connect(), tmp_path, lambda: capsys.readouterr().out, replaced)
         reader.attempts = 3
         for page in pages:
             reader.follow((ROOT / page).read_text())
