@@ -9,9 +9,10 @@ import psycopg
 
 from airflow_pgchange.errors import PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.batch import Lag
-from airflow_pgchange.feeds.feed import BEGINNING, Feed, Watched
+from airflow_pgchange.feeds.feed import BEGINNING, Feed, Watched, progress_at
 from airflow_pgchange.feeds.feed_kinds import identity
-from airflow_pgchange.feeds.start_position import outlook, start_text
+from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds.start_position import has_moved, outlook, start_text
 
 Connection = psycopg.Connection[Any]
 Key = tuple[str, str]
@@ -59,21 +60,33 @@ def with_new(
     not exist gets no row; ``airflow-pgchange check`` reports it.
     """
     registered = {(row["kind"], row["consumer"]) for row in rows}
-    complete = [row | {"new": _new(row, named), "registered": True} for row in rows]
+    complete = [row | {"new": _new(results, source, row, named), "registered": True} for row in rows]
     for key, consumer in named.items():
         if key not in registered and isinstance(consumer.feed, Feed):
             complete += _unregistered(results, source, consumer.feed, consumer.start)
     return complete
 
 
-def _new(row: Row, named: Mapping[Key, Named]) -> str | None:
+def _new(results: Connection, source: Connection, row: Row, named: Mapping[Key, Named]) -> str | None:
     consumer = named.get((row["kind"], row["consumer"]))
     if consumer is None or row["version"] != 0 or row["batch_id"] is not None or row["at_work"]:
+        return None
+    if isinstance(consumer.feed, Feed) and _has_moved(results, source, consumer.feed):
         return None
     lag = None
     if consumer.start == BEGINNING and row["ready"] is not None:
         lag = Lag(row["ready"], row["waiting"] or 0, row["ready_exact"] is not False)
     return f"new consumer, {start_text(consumer.start, lag)}"
+
+
+def _has_moved(results: Connection, source: Connection, feed: Feed) -> bool:
+    try:
+        position = ask(progress_at(feed, results, source), feed.position())
+    except ServerUnavailable:
+        raise
+    except (PgChangeError, psycopg.Error):
+        return False
+    return position is not None and has_moved(position)
 
 
 def _unregistered(results: Connection, source: Connection, feed: Feed, start: str) -> list[Row]:

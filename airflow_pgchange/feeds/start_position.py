@@ -48,9 +48,14 @@ def may_start(source: psycopg.Connection[Any], feed: Feed, position: Position | 
     """
     if position is None:
         return True
-    if not isinstance(feed, Movable) or feed.start == BEGINNING or position["version"] > 0:
+    if not isinstance(feed, Movable) or feed.start == BEGINNING or has_moved(position):
         return False
     return ask(source, feed.in_work(position)) is None
+
+
+def has_moved(position: Position) -> bool:
+    """Whether a consumer has processed anything, or was moved. Handlers of events move a cursor, and claim no batch."""
+    return position["version"] > 0 or bool(position.get("cursor"))
 
 
 def start(
@@ -116,6 +121,8 @@ def outlook(
 def start_text(at: str, lag: Lag | None) -> str:
     """Return where a new consumer starts, with the number of changes there. The log, ``check``, ``status`` and the page
     share these words."""
+    if "{{" in at:
+        return f"starts where its run says: {at}"
     place = f"the {BEGINNING}" if at == BEGINNING else at
     if lag is None:
         return f"starts at {place}"

@@ -11,6 +11,7 @@ from airflow_pgchange import CommitFeed, EventFeed, QueueFeed, TopologyFeed, Tub
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import from_json, to_json
 from airflow_pgchange.feeds.feed_kinds import from_uri, to_uri
+from airflow_pgchange.feeds.start_position import start_text
 from airflow_pgchange.triggers.feed import FeedTrigger
 
 FEEDS = (CommitFeed, ("c", 0)), (EventFeed, ("g",)), (TopologyFeed, ("c",))
@@ -59,3 +60,7 @@ def test_an_invalid_start_is_refused(start: Any, told: str) -> None:
 def test_tubes_and_queues_have_no_start_and_say_where_they_begin(kind: Any, told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):
         kind("q", start="now")
+
+
+def test_a_start_that_each_run_gives_is_shown_as_such() -> None:
+    assert start_text("{{ params.start }}", None) == "starts where its run says: {{ params.start }}"

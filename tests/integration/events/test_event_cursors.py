@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.admin import manual_operations
+from airflow_pgchange.admin import consumers, manual_operations
+from airflow_pgchange.admin.new_consumers import with_new
 from tests.event_keeping import kept, maintain
 from tests.events import (
     FEED,
@@ -229,3 +231,20 @@ def test_a_group_that_another_reads_is_not_moved(connect):
     poll_all(connection)
     cursor = read(connection, peek=False)[0]["next_cursor"]
     assert error(other, "select pgmb.set_group_cursor('g', %s)", cursor).sqlstate == "55P03"
+
+
+def test_a_group_whose_cursor_has_moved_is_not_new_to_status(connect):
+    """Handlers move the cursor, and claim no batch."""
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    poll_all(connection)
+    named = {("event", "events:g"): SimpleNamespace(feed=FEED, start="beginning")}
+
+    def new():
+        rows = consumers.status(connection, connection, print)
+        return [row["new"] for row in with_new(connection, connection, rows, named)]
+
+    assert new() == ["new consumer, starts at the beginning: 1 change"]
+    take(connection)
+    assert new() == [None]
