@@ -88,13 +88,20 @@ def receiving(
         def log_message(self, *_: Any) -> None:
             """Log nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handle)
+    with serving(Handle, tls) as port:
+        yield port, requests
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> Iterator[int]:
+    """Run a server on the loopback interface while the block runs, and yield its port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield server.server_port, requests
+        yield server.server_port
     finally:
         server.shutdown()
         server.server_close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,8 +17,8 @@ from tests.airflow_metadata import take_migrated
 from tests.following import Reader, dags
 from tests.lakes import HAS_SQL_CATALOG
 from tests.ledger import Connect, run
-from tests.readme import ROOT
-from tests.web import Request, receiving
+from tests.readme import ROOT, blocks
+from tests.web import serving
 
 Follow = Callable[..., Reader]
 
@@ -146,20 +145,17 @@ def test_the_bad_message_of_the_page_is_set_aside(follow: Follow) -> None:
 
 def test_the_service_of_the_page_gets_each_order(follow: Follow) -> None:
     """Takes seconds if it is the first test of this file, because Airflow is imported."""
-    tried: list[str] = []
-
-    def answer(request: Request) -> int:
-        customer = json.loads(request.body)["customer"]
-        tried.append(customer)
-        return 503 if customer == "eve" and tried.count("eve") <= 3 else 200
-
-    with receiving(answer) as (port, requests):
-        shown, here = "https://crm.example.com/", f"http://127.0.0.1:{port}/"
-        follow("docs/how-to/call.md", replaced=[(shown, here), ("(10, 60)", "(0.01, 0.01)")])
-    assert sorted(tried) == ["ann", "bob", "eve", "eve", "eve", "eve"]
-    keys = {request.headers["idempotency-key"] for request in requests}
+    page = "docs/how-to/call.md"
+    (server,) = [example for example in blocks("python", page) if "HTTPServer" in example]
+    printed: list[tuple[dict[str, Any], str]] = []
+    names: dict[str, Any] = {"__name__": "service", "print": lambda *call: printed.append(call)}
+    exec(server, names)
+    with serving(names["Service"]) as port:
+        follow(page, replaced=[("127.0.0.1:8099", f"127.0.0.1:{port}"), ("(10, 60)", "(0.01, 0.01)")])
+    (ann, *_), keys = printed[0], {key for _, key in printed}
+    assert sorted(order["customer"] for order, _ in printed) == ["ann", "bob", "eve", "eve", "eve", "eve"]
     assert len(keys) == 3
-    assert json.loads(requests[0].body) == {"customer": "ann", "order_id": 1}
+    assert f"prints `{ann}`" in (ROOT / page).read_text()
 
 
 def test_every_page_with_steps_is_followed() -> None:
