@@ -98,11 +98,11 @@ def test_the_guide_names_every_decorator_with_what_it_gives(guide: Guide) -> Non
     )
     given = {name: set(re.findall(r"`(\w+)`", names)) for name, names in told}
     assert given == {
-        "pgchange_batch": set(BatchDecoratedOperator.given),
+        "pgchange_batch": set(BatchDecoratedOperator.runtime_arguments),
         "pgchange_spark": {JOB},
-        "pgchange_saga": set(SagaDecoratedOperator.given),
-        "pgchange_handler": set(HandlerDecoratedOperator.given),
-        "pgchange_collect": set(CollectDecoratedOperator.given),
+        "pgchange_saga": set(SagaDecoratedOperator.runtime_arguments),
+        "pgchange_handler": set(HandlerDecoratedOperator.runtime_arguments),
+        "pgchange_collect": set(CollectDecoratedOperator.runtime_arguments),
     }
     assert set(given) == {one["name"] for one in get_provider_info()["task-decorators"]}
 
