@@ -13,8 +13,7 @@ select pgchange.add_role(
         'select on pgmb.installed, pgmb.config'
     ],
     functions => $$
-        create_event_id create_event_id_default create_random_bigint create_subscription_id extract_date_from_event_id
-        get_config_value
+        create_event_id create_random_bigint create_subscription_id extract_date_from_event_id get_config_value
     $$);
 
 select pgchange.add_role(
@@ -26,7 +25,7 @@ select pgchange.add_role(
         'insert (id, topic, payload, metadata, subscription_id), select (id) on pgmb.events'
     ],
     functions => $$
-        other_events
+        create_event_id_default other_events
     $$);
 
 select pgchange.add_role(

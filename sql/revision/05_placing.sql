@@ -165,14 +165,11 @@ declare
         when length(class.relname) <= 46 then class.relname::text
         else left(class.relname, 37) || '_' || left(md5(class.relname), 8) end);
 begin
-    if known is null then
-        if to_regprocedure(function || '()') is not null then
-            perform pgchange.refuse(format('there is a function %s() already', function), 'drop or rename it');
-        end if;
+    if known is null and to_regprocedure(function || '()') is null then
         return function;
     end if;
-    if (select p.proowner from pg_proc as p where p.oid = to_regprocedure(known || '()')) <> class.relowner then
-        -- Do not replace the function of a former owner: the present owner may not.
+    -- Do not replace another function of this name, such as that of a dropped table, or the function of a former owner.
+    if known is null or (select p.proowner from pg_proc as p where p.oid = to_regprocedure(known || '()')) <> class.relowner then
         return format('%I.%I', schema_name, 'pgchange_capture_' || left(class.relname, 33) || '_' || left(md5(random()::text), 12));
     end if;
     return known;

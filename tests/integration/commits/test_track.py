@@ -7,6 +7,7 @@ import pytest
 
 from tests.commits import queued
 from tests.limits import shorten_locks
+from tests.tubes import one
 
 CANNOT_TRACK = "PC008"
 
@@ -393,3 +394,12 @@ def test_columns_may_have_any_name(connect, expression):
     connection.execute("insert into odd values (1, 0, 7, 8, 9), (2, 0, 7, 8, 9)")
     assert queued(connection) == [(1, own or 0), (2, own or 0)]
     assert connection.execute("select message from revision.fault").fetchall() == []
+
+
+def test_a_table_that_was_dropped_and_created_again_can_be_tracked(connect):
+    connection = connect()
+    for _ in range(2):
+        connection.execute("drop table if exists again; create table again (id bigint primary key)")
+        branch = one(connection, "select revision.track('again')")
+        connection.execute("insert into again values (1)")
+        assert one(connection, "select count(*) from revision.commit_queue where branch_id = %s", branch) == 1
