@@ -181,7 +181,7 @@ def test_an_operator_sends_letters_of_a_consumer_again_and_says_how_many(
     monkeypatch.setattr(DeadLettersOperator, "log", log)
     done = run(operator(conn_id, action="redrive", consumer="commits:test/0"))
     assert done == {"action": "redrive", "letters": [letter]}
-    log.info.assert_called_once_with("%s: %d letters", "redrive", 1)
+    log.info.assert_called_once_with("action %s: %d dead letters", "redrive", 1)
     assert drain_all(db) == [*ids, *commits_after(connection, ids)]
 
 

@@ -62,7 +62,7 @@ def cloud(checking, monkeypatch):
     module = ModuleType("airflow.providers.amazon.aws.hooks.base_aws")
     module.AwsBaseHook = cloud
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(tokens, "_given", {})
+    monkeypatch.setattr(tokens, "_sign_ins", {})
     monkeypatch.setattr(tokens, "_names", {})
     monkeypatch.setenv(
         "AIRFLOW_CONN_AIRLINE",
