@@ -19,6 +19,8 @@ declare
     restored_at xid8 := (select pgchange.full_xid(d.xmin) from pgmb.dispatcher as d where d.version = at.version);
     waiting bigint;
 begin
+    -- Dispatches that were restored need not be those that the gaps were noted for.
+    delete from pgmb.gap;
     -- Events that the old cluster's snapshot saw are dispatched, except those that were published here since.
     with gone as (
         delete from pgmb.published as p

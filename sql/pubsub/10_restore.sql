@@ -94,8 +94,16 @@ language plpgsql as $$
 declare
     commits bigint := (select count(*) from moved);
     part regclass;
+    unfinished name;
 begin
     truncate revision.commit_queue, revision.gap;
+    -- A move of rows out of the default partition that had begun is over. Its bounds are ids of the old cluster.
+    for unfinished in
+        select c.conname from pg_constraint as c
+        where c.conrelid = 'revision.commit_queue_default'::regclass and c.conname ~ '^pgchange_moving_'
+    loop
+        execute format('alter table revision.commit_queue_default drop constraint %I', unfinished);
+    end loop;
     for part in select p.relid from revision.partitions() as p loop
         execute format('drop table %s', part);
     end loop;

@@ -9,6 +9,7 @@ from psycopg import errors
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from tests.commits import commits, drain
+from tests.tubes import one
 from tests.waiting import until, waits
 
 ELSEWHERE = 1_000_000
@@ -92,3 +93,13 @@ def test_a_watermarks_txid_follows_its_snapshot(connection):
     assert connection.execute("select txid from pubsub.watermark").fetchone() == (0,)
     connection.execute("update pubsub.watermark set snapshot = '7:9:7'")
     assert connection.execute("select txid from pubsub.watermark").fetchone() == (7,)
+
+
+def test_a_move_out_of_the_default_partition_that_a_dump_cut_off_is_over_after_a_rebase(connection):
+    """Its bounds are transaction ids of the old cluster, in which the new partitions may lie."""
+    connection.execute(
+        "alter table revision.commit_queue_default add constraint pgchange_moving_5_1000000 check (true) not valid"
+    )
+    connection.execute("update revision.origin set written_in = '3'")
+    connection.execute("select pubsub.rebase_after_restore()")
+    assert one(connection, "select lower is null from revision.moving()")
