@@ -59,7 +59,11 @@ def consumers(connection: Connection) -> list[Any]:
 
 
 def systems(connection: Connection) -> list[str]:
-    query = "select r.schema from pgchange.registered as r where r.schema = any (%s) order by 1"
+    """Return the schemas whose feeds have consumers: queues are filled only on a server with the extension hstore."""
+    query = (
+        "select r.schema from pgchange.registered as r where r.schema = any (%s) "
+        "and r.kind in (select w.feed ->> 'kind' from worker as w) order by 1"
+    )
     return returned(connection, query, list(FEEDS))
 
 

@@ -35,6 +35,15 @@ def to_later_partition(connection: psycopg.Connection[Any]) -> str:
     return begins
 
 
+def subscribe_before_many_partitions(connection: psycopg.Connection[Any]) -> None:
+    """Subscribe group g, and make partitions of a second each for a minute: more than 50, which is many to a read."""
+    subscribe(connection)
+    narrow(connection, ahead="1 minute")
+    for _ in range(2):
+        maintain(connection)
+    assert len(partitions(connection, "pgmb.dispatched")) > 50
+
+
 def test_reads_skip_the_partitions_without_dispatches_to_a_group(connect):
     connection = connect()
     subscribe(connection, "idle", "rare")
@@ -104,10 +113,7 @@ def test_a_later_group_of_a_name_reads_its_own_events(connect):
 
 def test_a_look_at_an_idle_group_locks_few_of_many_partitions(connect):
     connection = connect()
-    subscribe(connection)
-    narrow(connection, ahead="1 minute")
-    for _ in range(2):
-        maintain(connection)
+    subscribe_before_many_partitions(connection)
     for _ in range(8):
         to_next_partition(connection)
     connection.execute("select pgmb.note_gaps()")
@@ -118,7 +124,6 @@ def test_a_look_at_an_idle_group_locks_few_of_many_partitions(connect):
             "select count(*) from pg_locks as l join pg_inherits as i on i.inhrelid = l.relation "
             "where l.pid = pg_backend_pid() and i.inhparent = 'pgmb.dispatched'::regclass",
         )
-    assert len(partitions(connection, "pgmb.dispatched")) > 50
     # The current partition, the partition before it, and the default partition.
     assert locked <= 3
 
@@ -126,10 +131,7 @@ def test_a_look_at_an_idle_group_locks_few_of_many_partitions(connect):
 def test_a_group_that_is_behind_many_partitions_reads_all_of_them(connect):
     """A read looks at the first part of its span, and then at the rest."""
     connection = connect()
-    subscribe(connection)
-    narrow(connection, ahead="1 minute")
-    for _ in range(2):
-        maintain(connection)
+    subscribe_before_many_partitions(connection)
     ids = []
     for _ in range(3):
         for _ in range(4):
